@@ -1,0 +1,1 @@
+"""P-PAS inside a running vLLM: scheduler, activation, live settings, step log."""
