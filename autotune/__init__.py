@@ -1,0 +1,1 @@
+"""The tuner: studies over scheduler settings, paired comparison, choice and export."""

@@ -1,0 +1,102 @@
+"""What one replay leaves behind: times of every request, and what the scheduler did. Knows no metric.
+
+The simulator and the live replay emit the same `Replay`, so that every later stage is blind to where it came from;
+`origin` is carried along only to be shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from ppas_core.policy import PolicyParams
+
+OK: Final = "ok"
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+class Origin(StrEnum):
+    """Where a measurement comes from."""
+
+    SIMULATED = "simulated"
+    LIVE = "live"
+
+
+@dataclass(frozen=True, eq=False)
+class RequestRecords:
+    """The requests of one replay, one row per request of the trace and in its order. Seconds count from the anchor.
+
+    planned_s, sent_s, first_token_s, last_token_s, done_s: float64[N]; NaN where the event never happened.
+    prompt_tokens, output_tokens: int64[N], as planned.
+    status: N words, `ok` or the reason of the failure (`timeout`, `cut_stream`, …).
+    chunk_time_s, chunk_tokens: float64[M] and int64[M], every chunk that carried tokens, request by request.
+    chunk_offsets: int64[N + 1]; request i owns the chunks from chunk_offsets[i] up to chunk_offsets[i + 1].
+    """
+
+    planned_s: FloatArray
+    sent_s: FloatArray
+    first_token_s: FloatArray
+    last_token_s: FloatArray
+    done_s: FloatArray
+    prompt_tokens: IntArray
+    output_tokens: IntArray
+    status: tuple[str, ...]
+    chunk_time_s: FloatArray
+    chunk_tokens: IntArray
+    chunk_offsets: IntArray
+
+    def __len__(self) -> int:
+        return len(self.status)
+
+    @property
+    def ok(self) -> NDArray[np.bool_]:
+        """bool[N]: which requests completed as planned."""
+        return np.array([word == OK for word in self.status], dtype=np.bool_)
+
+    def failures(self) -> dict[str, int]:
+        """Failed requests by reason."""
+        counts: dict[str, int] = {}
+        for word in self.status:
+            if word != OK:
+                counts[word] = counts.get(word, 0) + 1
+        return counts
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per request, without the chunks; the columns are named as the attributes."""
+        return pd.DataFrame(
+            {
+                "planned_s": self.planned_s,
+                "sent_s": self.sent_s,
+                "first_token_s": self.first_token_s,
+                "last_token_s": self.last_token_s,
+                "done_s": self.done_s,
+                "prompt_tokens": self.prompt_tokens,
+                "output_tokens": self.output_tokens,
+                "status": list(self.status),
+            }
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Replay:
+    """One trace served under one setting.
+
+    trace_name, trace_digest, regime: the trace that was replayed.
+    branch_steps: scheduler steps by the branch that set their budget.
+    """
+
+    params: PolicyParams
+    trace_name: str
+    trace_digest: str
+    regime: str
+    origin: Origin
+    requests: RequestRecords
+    branch_steps: Mapping[str, int] = field(default_factory=dict)

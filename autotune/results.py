@@ -1,0 +1,217 @@
+"""What a finished study says, as one versioned file. The report and the export are made from it alone.
+
+Everything here is plain data: no metric is computed, nothing is decided. `trial`s are what the search saw on the tuning
+traces; `held_out` and `comparisons` are what is quoted as a result.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from autotune.records import Origin
+from ppas_core.errors import InvalidInput
+from ppas_core.files import write_atomically
+from ppas_core.policy import PolicyParams
+
+VERSION = 1
+
+Arm = Literal["reference", "published", "static", "search", "random"]
+Verdict = Literal["better", "worse", "no clear winner", "inconclusive"]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null", allow_inf_nan=True)
+
+
+class Setting(_Model):
+    """Scheduler settings as plain values, with a short label for tables."""
+
+    label: str
+    params: dict[str, Any]
+
+    @classmethod
+    def of(cls, params: PolicyParams) -> Setting:
+        """The setting that `params` describe."""
+        return cls(label=params.label(), params=params.to_dict())
+
+    def to_params(self) -> PolicyParams:
+        """The validated settings. Raises InvalidSettings."""
+        return PolicyParams.from_dict(self.params)
+
+
+class Objective(_Model):
+    """A metric that the study optimises, as ratio to the reference on the same traces: lower is better, 1 is equal.
+
+    For a metric where higher is better the ratio is reference / setting.
+    """
+
+    metric: str
+    label: str
+    better: Literal["lower", "higher"]
+
+
+class Trial(_Model):
+    """One setting on all tuning traces.
+
+    arm: why it was tried. state: `ok`, or `failed` with the reason.
+    objectives: metric name to ratio (geometric mean over regimes); empty when failed.
+    regimes: regime to metric name to mean over its traces, in seconds.
+    dimensions: the search space's own coordinates of this setting; empty when it lies outside the space.
+    """
+
+    number: int
+    arm: Arm
+    setting: Setting
+    state: Literal["ok", "failed"]
+    reason: str | None = None
+    objectives: dict[str, float]
+    regimes: dict[str, dict[str, float]]
+    branch_steps: dict[str, int]
+    dimensions: dict[str, float | None]
+    on_front: bool
+    duration_s: float
+
+
+class HeldOutRequests(_Model):
+    """Per-request values of one setting on the held-out traces, in one order for all settings (so rows pair up)."""
+
+    trace: list[str]
+    regime: list[str]
+    latency_s: list[float | None]
+    ttft_s: list[float | None]
+    tpot_s: list[float | None]
+    prompt_tokens: list[int]
+    output_tokens: list[int]
+
+
+class HeldOut(_Model):
+    """One setting on the held-out traces.
+
+    role: `tuned`, `paper default`, `best static` or `static`.
+    regimes: regime to metric name to mean over its traces. regime_spread: the same, to [lowest, highest] trace.
+    """
+
+    role: str
+    setting: Setting
+    regimes: dict[str, dict[str, float]]
+    regime_spread: dict[str, dict[str, tuple[float, float]]]
+    branch_steps: dict[str, int]
+    requests: HeldOutRequests
+
+
+class Effect(_Model):
+    """An improvement in per cent, (1 - ratio) * 100, positive is better, with its bootstrap interval."""
+
+    improvement_pct: float
+    low_pct: float
+    high_pct: float
+
+
+class Comparison(_Model):
+    """A setting against a reference on the held-out traces.
+
+    overall: metric name to effect, geometric mean over regimes. regimes: regime to metric name to effect.
+    share_faster, share_slower: of the matched requests, by more than `tie_s` seconds; with the bootstrap interval.
+    verdict: on the preferred objective; sentence: the same in words.
+    """
+
+    candidate: str
+    reference: str
+    preferred_metric: str
+    overall: dict[str, Effect]
+    regimes: dict[str, dict[str, Effect]]
+    share_faster: float
+    share_faster_interval: tuple[float, float]
+    share_slower: float
+    tie_s: float
+    num_requests: int
+    num_traces: int
+    confidence: float
+    verdict: Verdict
+    sentence: str
+
+
+class Landscape(_Model):
+    """The preferred objective over a plane of the space, other knobs as in the pick.
+
+    ratio[row][column], row in y and column in x; None where the space does not allow the setting.
+    """
+
+    metric: str
+    x_name: str
+    y_name: str
+    x: list[int]
+    y: list[int]
+    ratio: list[list[float | None]]
+    fixed: dict[str, Any]
+
+
+class TraceInfo(_Model):
+    """A trace of the study, by name and digest."""
+
+    name: str
+    regime: str
+    purpose: Literal["tuning", "held-out"]
+    seed: int | None
+    digest: str
+    num_requests: int
+    duration_s: float
+    rate_per_s: float
+
+
+class StudyResults(_Model):
+    """Everything that a study found.
+
+    pick: what the choice rule named; exported: what is exported (the reference, when there is no clear winner).
+    importance: metric name to dimension name to share, summing to 1; with the method's name.
+    hypervolume: arm name (`search`, `random`) to the hypervolume of the front after each of its trials.
+    not_identified: knobs whose branch never fired on the traces, with the reason; their defaults are exported.
+    provenance: profile or server, versions, seeds, command line, digests.
+    """
+
+    version: Literal[1] = 1
+    name: str
+    origin: Origin
+    created_at: str
+    objectives: list[Objective]
+    prefer: str
+    space: dict[str, Any]
+    traces: list[TraceInfo]
+    trials: list[Trial]
+    reference_trial: int
+    pick_trial: int
+    choice: str
+    exported: Setting
+    exported_role: str
+    best_static: Setting
+    held_out: list[HeldOut]
+    comparisons: list[Comparison]
+    importance: dict[str, dict[str, float]]
+    importance_method: str
+    hypervolume: dict[str, list[float]]
+    landscape: Landscape | None
+    not_identified: dict[str, str]
+    warnings: list[str]
+    provenance: dict[str, Any]
+
+    def save(self, path: Path) -> None:
+        """Writes the results to `path`, whole or not at all."""
+        write_atomically(path, json.dumps(self.model_dump(mode="json"), ensure_ascii=False).encode())
+
+    @classmethod
+    def load(cls, path: Path) -> StudyResults:
+        """The results in the file `path`. Raises InvalidInput when it is missing, damaged or of another version."""
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            raise InvalidInput(f"{path}: there is no such file; a finished `ppas tune` leaves it") from None
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(str(part) for part in first["loc"]) or "the file"
+            raise InvalidInput(
+                f"{path}: {place}: {first['msg']}; this release reads results version {VERSION}"
+            ) from None

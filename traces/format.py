@@ -1,0 +1,271 @@
+"""What a trace is, and how it stands in a file.
+
+A trace file is UTF-8 JSON Lines, gzip-compressed when its name ends in `.gz`. The first line is the header, each
+further line one request in arrival order:
+
+    {"format": "ppas-trace", "version": 1, "name": …, "regime": …, "seed": …, "block_size": …, "provenance": {…},
+     "num_requests": …, "digest": "sha256:…"}
+    {"arrival_s": 0.25, "prompt_tokens": 25000, "output_tokens": 32}
+    {"arrival_s": 1.75, "prompt_tokens": 8192, "output_tokens": 64, "block_hashes": [7, 8], "session": "a", "phase": 1}
+
+A request's id is its place in the trace, from 0. The digest covers the request lines byte for byte, so two files with
+the same requests have the same digest whatever their names, and a cut or edited file is noticed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+from ppas_core.errors import InvalidInput
+from ppas_core.files import write_atomically
+
+FORMAT: Final = "ppas-trace"
+VERSION: Final = 1
+
+_HEADER_KEYS: Final = {
+    "format", "version", "name", "regime", "seed", "block_size", "provenance", "num_requests", "digest",
+}  # fmt: skip
+_REQUEST_KEYS: Final = ("arrival_s", "prompt_tokens", "output_tokens", "block_hashes", "session", "phase")
+
+
+@dataclass(frozen=True, slots=True)
+class TraceRequest:
+    """One request of a trace.
+
+    arrival_s: seconds from the trace's start, finite, at least 0.
+    prompt_tokens, output_tokens: lengths in tokens, at least 1.
+    block_hashes: one id per `Trace.block_size` prompt tokens (the last block may be partial); requests that begin with
+        the same ids share that prefix. Empty: a prompt of its own.
+    session: the conversation that the request belongs to, if any.
+    phase: index of the load phase that generated it, if any.
+
+    Raises InvalidInput for a value outside these ranges.
+    """
+
+    arrival_s: float
+    prompt_tokens: int
+    output_tokens: int
+    block_hashes: tuple[int, ...] = ()
+    session: str | None = None
+    phase: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.arrival_s, bool) or not isinstance(self.arrival_s, int | float):
+            raise InvalidInput(f"arrival_s is {self.arrival_s!r}; allowed: a number of seconds")
+        if not math.isfinite(self.arrival_s) or self.arrival_s < 0:
+            raise InvalidInput(f"arrival_s is {self.arrival_s!r}; allowed: a finite number of seconds, at least 0")
+        for name in ("prompt_tokens", "output_tokens"):
+            value = getattr(self, name)
+            if not _is_int(value) or value < 1:
+                raise InvalidInput(f"{name} is {value!r}; allowed: a whole number of at least 1")
+        if not all(_is_int(block) for block in self.block_hashes):
+            raise InvalidInput("block_hashes holds something other than whole numbers")
+        if self.session is not None and not isinstance(self.session, str):
+            raise InvalidInput(f"session is {self.session!r}; allowed: text")
+        if self.phase is not None and (not _is_int(self.phase) or self.phase < 0):
+            raise InvalidInput(f"phase is {self.phase!r}; allowed: a whole number of at least 0")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A fixed sequence of requests, in arrival order.
+
+    name: names the trace in tables; the traces of one study have different names.
+    regime: the load regime that the trace is a sample of; results are averaged over a regime's traces first.
+    seed: the generator's seed, if generated.
+    block_size: prompt tokens per block hash; None when no request has any.
+    provenance: where it came from, as plain JSON values.
+
+    Raises InvalidInput when it is empty, out of order, or has block hashes that do not fit the prompts.
+    """
+
+    name: str
+    requests: tuple[TraceRequest, ...]
+    regime: str = "all"
+    seed: int | None = None
+    block_size: int | None = None
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.requests:
+            raise InvalidInput(f"trace {self.name!r} has no requests; it needs at least one")
+        previous_s = 0.0
+        for index, request in enumerate(self.requests):
+            if request.arrival_s < previous_s:
+                raise InvalidInput(
+                    f"trace {self.name!r}, request {index}: arrival_s {request.arrival_s} is before the previous "
+                    f"{previous_s}; sort the requests by arrival"
+                )
+            previous_s = request.arrival_s
+            self._check_blocks(index, request)
+
+    def _check_blocks(self, index: int, request: TraceRequest) -> None:
+        if not request.block_hashes:
+            return
+        if self.block_size is None or self.block_size < 1:
+            raise InvalidInput(
+                f"trace {self.name!r}, request {index} has block_hashes, but block_size is {self.block_size}"
+            )
+        expected = math.ceil(request.prompt_tokens / self.block_size)
+        if len(request.block_hashes) != expected:
+            raise InvalidInput(
+                f"trace {self.name!r}, request {index}: {len(request.block_hashes)} block_hashes for "
+                f"{request.prompt_tokens} prompt tokens; blocks of {self.block_size} need {expected}"
+            )
+
+    @cached_property
+    def digest(self) -> str:
+        """`sha256:` and the hash of the request lines as written: equal for equal requests, on every machine."""
+        sha = hashlib.sha256()
+        for line in _request_lines(self.requests):
+            sha.update(line)
+        return f"sha256:{sha.hexdigest()}"
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the first arrival to the last."""
+        return self.requests[-1].arrival_s - self.requests[0].arrival_s
+
+    def header(self) -> dict[str, Any]:
+        """The file's first line as plain JSON values."""
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "name": self.name,
+            "regime": self.regime,
+            "seed": self.seed,
+            "block_size": self.block_size,
+            "provenance": dict(self.provenance),
+            "num_requests": len(self.requests),
+            "digest": self.digest,
+        }
+
+
+def write_trace(trace: Trace, path: Path) -> None:
+    """Writes `trace` to `path`, whole or not at all; the same trace gives the same bytes."""
+    lines = b"".join([_json_line(trace.header()), *_request_lines(trace.requests)])
+    data = gzip.compress(lines, mtime=0) if path.suffix == ".gz" else lines
+    write_atomically(path, data)
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace in the file `path`.
+
+    Raises InvalidInput, with the path, the line and what is wrong, for a file that cannot be read, is not a trace, has
+    another version, lacks requests or was changed after it was written.
+    """
+    lines = _read_lines(path)
+    if not lines:
+        raise InvalidInput(f"{path}: the file is empty; a trace begins with a header line")
+    header = _read_header(path, lines[0])
+    requests = tuple(_read_request(path, number, line) for number, line in enumerate(lines[1:], start=2))
+    if header["num_requests"] != len(requests):
+        raise InvalidInput(
+            f"{path}: the header promises {header['num_requests']} requests, the file has {len(requests)}; is it cut?"
+        )
+    try:
+        trace = Trace(
+            name=header["name"],
+            requests=requests,
+            regime=header["regime"],
+            seed=header["seed"],
+            block_size=header["block_size"],
+            provenance=header["provenance"],
+        )
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error}") from None
+    if trace.digest != header["digest"]:
+        raise InvalidInput(f"{path}: the requests do not match the header's digest; the file was changed")
+    return trace
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        data = path.read_bytes()
+        if data[:2] == b"\x1f\x8b":
+            data = gzip.decompress(data)
+        text = data.decode("utf-8-sig")
+    except FileNotFoundError:
+        raise InvalidInput(f"{path}: there is no such file") from None
+    except (OSError, EOFError) as error:
+        raise InvalidInput(f"{path}: cannot be read: {error}") from None
+    except UnicodeDecodeError as error:
+        raise InvalidInput(f"{path}: is not UTF-8 text (byte {error.start})") from None
+    return [line for line in text.splitlines() if line.strip()]
+
+
+def _read_header(path: Path, line: str) -> dict[str, Any]:
+    header = _parse_object(path, 1, line)
+    if header.get("format") != FORMAT:
+        raise InvalidInput(f'{path}: line 1 is not a trace header ("format": "{FORMAT}")')
+    if header.get("version") != VERSION:
+        raise InvalidInput(f"{path}: trace version {header.get('version')!r}; this release reads version {VERSION}")
+    if missing := sorted(_HEADER_KEYS - set(header)):
+        raise InvalidInput(f"{path}: the header lacks {missing[0]!r}")
+    if unknown := sorted(set(header) - _HEADER_KEYS):
+        raise InvalidInput(f"{path}: the header has an unknown key {unknown[0]!r}")
+    expected: dict[str, tuple[type, ...]] = {
+        "name": (str,), "regime": (str,), "seed": (int, type(None)), "block_size": (int, type(None)),
+        "provenance": (dict,), "num_requests": (int,), "digest": (str,),
+    }  # fmt: skip
+    for key, types in expected.items():
+        if not isinstance(header[key], types) or isinstance(header[key], bool):
+            raise InvalidInput(f"{path}: the header's {key} is {header[key]!r}")
+    return header
+
+
+def _read_request(path: Path, number: int, line: str) -> TraceRequest:
+    data = _parse_object(path, number, line)
+    if unknown := sorted(set(data) - set(_REQUEST_KEYS)):
+        raise InvalidInput(f"{path}, line {number}: unknown key {unknown[0]!r}; allowed: {', '.join(_REQUEST_KEYS)}")
+    if missing := [key for key in _REQUEST_KEYS[:3] if key not in data]:
+        raise InvalidInput(f"{path}, line {number}: {missing[0]!r} is missing")
+    blocks = data.get("block_hashes", [])
+    if not isinstance(blocks, list):
+        raise InvalidInput(f"{path}, line {number}: block_hashes is not a list")
+    try:
+        return TraceRequest(**{**data, "block_hashes": tuple(blocks)})
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}, line {number}: {error}") from None
+
+
+def _parse_object(path: Path, number: int, line: str) -> dict[str, Any]:
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):
+        raise InvalidInput(f"{path}, line {number}: is not JSON: {line[:60]!r}") from None
+    if not isinstance(data, dict):
+        raise InvalidInput(f"{path}, line {number}: is not a JSON object: {line[:60]!r}")
+    return data
+
+
+def _request_lines(requests: Iterable[TraceRequest]) -> Iterable[bytes]:
+    for request in requests:
+        data: dict[str, Any] = {
+            "arrival_s": float(request.arrival_s),
+            "prompt_tokens": request.prompt_tokens,
+            "output_tokens": request.output_tokens,
+        }
+        if request.block_hashes:
+            data["block_hashes"] = list(request.block_hashes)
+        if request.session is not None:
+            data["session"] = request.session
+        if request.phase is not None:
+            data["phase"] = request.phase
+        yield _json_line(data)
+
+
+def _json_line(data: Mapping[str, Any]) -> bytes:
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
