@@ -76,7 +76,7 @@ class PolicyParams:
             raise InvalidSettings(f"b_cap is {self.b_cap}; it must not exceed b_max, which is {self.b_max}")
         if self.b_max < self.max_num_seqs:
             raise InvalidSettings(
-                f"b_max is {self.b_max}; vLLM needs a token per sequence, so at least max_num_seqs = {self.max_num_seqs}"
+                f"b_max is {self.b_max}; vLLM needs one token per sequence (max_num_seqs = {self.max_num_seqs})"
             )
         if self.scope is Scope.GLOBAL and self.b_cap < self.max_num_seqs and not self.decode_guard:
             raise InvalidSettings(
@@ -109,7 +109,7 @@ class PolicyParams:
         return {**asdict(self), "scope": str(self.scope)}
 
     def label(self) -> str:
-        """A short name for tables: `mbt-2048` for a static budget, else n_th/b_max/b_cap as in `2/16384/2048 prefill`."""
+        """A short name for tables: `mbt-2048` for a static budget, else n_th/b_max/b_cap: `2/16384/2048 prefill`."""
         if self.is_static:
             return f"mbt-{self.b_max}"
         parts = [f"{self.n_th}/{self.b_max}/{self.b_cap}"]
