@@ -6,6 +6,7 @@ server that falls behind cannot hide it. Percentiles interpolate linearly betwee
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -59,7 +60,7 @@ def tpot_s(records: RequestRecords) -> FloatArray:
 
 
 def itl_s(records: RequestRecords) -> FloatArray:
-    """Gaps between the token-carrying chunks of a request, pooled over the completed requests; not spread over tokens."""
+    """Gaps between the token-carrying chunks of a request, pooled over the completed requests; never spread."""
     gaps = np.diff(records.chunk_time_s)
     keep = np.ones(len(gaps), dtype=np.bool_)
     starts = records.chunk_offsets[1:-1]
@@ -88,16 +89,22 @@ def meets_limits(records: RequestRecords, limits: Limits) -> FloatArray:
     return good.astype(np.float64)
 
 
-def mean(values: FloatArray) -> float:
-    """Mean of the defined values; NaN when there is none."""
-    defined = values[~np.isnan(values)]
-    return float(defined.mean()) if len(defined) else float("nan")
+def mean(values: FloatArray) -> FloatArray:
+    """Mean over the last axis, of the defined values; NaN where there is none."""
+    if np.isnan(values).any():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # a row without any value is NaN, and meant to be
+            return np.asarray(np.nanmean(values, axis=-1), dtype=np.float64)
+    return np.asarray(values.mean(axis=-1) if values.shape[-1] else np.nan, dtype=np.float64)
 
 
-def percentile(values: FloatArray, q: float) -> float:
-    """The q-th percentile (0 to 100) of the defined values, linear interpolation; NaN when there is none."""
-    defined = values[~np.isnan(values)]
-    return float(np.percentile(defined, q)) if len(defined) else float("nan")
+def percentile(values: FloatArray, q: float) -> FloatArray:
+    """The q-th percentile (0 to 100) over the last axis, of the defined values; linear interpolation, else NaN."""
+    if np.isnan(values).any():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # as in `mean`
+            return np.asarray(np.nanpercentile(values, q, axis=-1), dtype=np.float64)
+    return np.asarray(np.percentile(values, q, axis=-1) if values.shape[-1] else np.nan, dtype=np.float64)
 
 
 def failure_adjusted_percentile(values: FloatArray, ok: np.ndarray[tuple[int], np.dtype[np.bool_]], q: float) -> float:
@@ -110,8 +117,9 @@ def failure_adjusted_percentile(values: FloatArray, ok: np.ndarray[tuple[int], n
     return float(adjusted[low] + (adjusted[high] - adjusted[low]) * (place - low))
 
 
-PerRequest = Callable[[RequestRecords], FloatArray]
-Reduce = Callable[[FloatArray], float]
+Sample = Callable[[RequestRecords], FloatArray]
+Reduce = Callable[[FloatArray], FloatArray]
+"""Takes float64[..., n] and gives float64[...]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,25 +129,27 @@ class Metric:
     name: as used in study files and results; unit suffix included.
     label: for people.
     better: which direction is an improvement.
-    per_request, reduce: the number is reduce(per_request(records)); both None for a metric of the replay as a whole.
+    sample, reduce: the number is reduce(sample(records)); both None for a metric of the replay as a whole.
+    per_request: whether `sample` gives one value per request of the trace, so that two settings pair up by row.
     """
 
     name: str
     label: str
     better: Literal["lower", "higher"] = "lower"
-    per_request: PerRequest | None = None
+    sample: Sample | None = None
     reduce: Reduce | None = None
+    per_request: bool = False
 
 
-def _p50(values: FloatArray) -> float:
+def _p50(values: FloatArray) -> FloatArray:
     return percentile(values, 50)
 
 
-def _p95(values: FloatArray) -> float:
+def _p95(values: FloatArray) -> FloatArray:
     return percentile(values, 95)
 
 
-def _p99(values: FloatArray) -> float:
+def _p99(values: FloatArray) -> FloatArray:
     return percentile(values, 99)
 
 
@@ -147,7 +157,7 @@ METRICS: Final[Mapping[str, Metric]] = {
     metric.name: metric
     for metric in (
         *(
-            Metric(f"{prefix}_{base}_s", f"{label} {name}", "lower", function, reduce)
+            Metric(f"{prefix}_{base}_s", f"{label} {name}", "lower", function, reduce, base != "itl")
             for base, name, function in (
                 ("latency", "end-to-end latency", latency_s),
                 ("ttft", "TTFT", ttft_s),
@@ -176,8 +186,8 @@ def metric(name: str) -> Metric:
 def value(name: str, records: RequestRecords, limits: Limits = NO_LIMITS) -> float:
     """The metric `name` of one replay; NaN when it is undefined there (no completed request, all outputs one token)."""
     definition = metric(name)
-    if definition.per_request is not None and definition.reduce is not None:
-        return definition.reduce(definition.per_request(records))
+    if definition.sample is not None and definition.reduce is not None:
+        return float(definition.reduce(definition.sample(records)))
     if name == "makespan_s":
         return makespan_s(records)
     span_s = makespan_s(records)

@@ -1,0 +1,72 @@
+"""How replays become one number per setting, as the paper does it.
+
+Mean over a regime's traces, ratio to the reference setting on the same traces, geometric mean over the regimes. So an
+objective is unit-free, 1 for the reference, and an idle regime weighs as much as a busy one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+from autotune import metrics
+from autotune.metrics import NO_LIMITS, Limits
+from autotune.records import Replay
+from ppas_core.errors import NoResult
+
+RegimeMeans = dict[str, dict[str, float]]
+"""Regime to metric name to mean over the regime's traces."""
+
+
+def regime_means(replays: Sequence[Replay], names: Iterable[str], limits: Limits = NO_LIMITS) -> RegimeMeans:
+    """Mean of each metric over the traces of each regime, in the order of first appearance.
+
+    Raises NoResult, with the trace and the counts by reason, when a request failed: a run that lost requests has no
+    latency.
+    """
+    sums: dict[str, dict[str, list[float]]] = {}
+    names = tuple(names)
+    for replay in replays:
+        if failures := replay.requests.failures():
+            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(failures.items()))
+            raise NoResult(f"trace {replay.trace_name!r}: {reasons} of {len(replay.requests)} requests")
+        regime = sums.setdefault(replay.regime, {name: [] for name in names})
+        for name in names:
+            regime[name].append(metrics.value(name, replay.requests, limits))
+    return {
+        regime: {name: math.fsum(values) / len(values) for name, values in by_name.items()}
+        for regime, by_name in sums.items()
+    }
+
+
+def ratio(name: str, setting: float, reference: float) -> float:
+    """Setting over reference where lower is better, the inverse where higher is: below 1 is an improvement."""
+    numerator, denominator = (setting, reference) if metrics.metric(name).better == "lower" else (reference, setting)
+    return numerator / denominator if denominator > 0 else math.nan
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """The geometric mean; NaN when a value is not a positive number, or there is none."""
+    values = tuple(values)
+    if not values or not all(value > 0 for value in values):
+        return math.nan
+    return math.exp(math.fsum(math.log(value) for value in values) / len(values))
+
+
+def objective(
+    name: str, setting: Mapping[str, Mapping[str, float]], reference: Mapping[str, Mapping[str, float]]
+) -> float:
+    """The paper's aggregate of one metric: geometric mean over regimes of the ratio to the reference.
+
+    Raises NoResult, naming the regime, when the metric is undefined there.
+    """
+    ratios = {regime: ratio(name, means[name], reference[regime][name]) for regime, means in setting.items()}
+    for regime, value in ratios.items():
+        if not (math.isfinite(value) and value > 0):
+            raise NoResult(f"{name} is undefined in regime {regime!r}: no request there has a value, or it is zero")
+    return geometric_mean(ratios.values())
+
+
+def improvement_pct(ratio_value: float) -> float:
+    """The paper's improvement of a ratio, in per cent: (1 - R) * 100; positive is better."""
+    return (1 - ratio_value) * 100

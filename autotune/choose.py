@@ -1,0 +1,182 @@
+"""Which setting is picked, and what is said of it in words.
+
+The rule, in this order: no failure; no worse than the reference by more than `tie_pct` in any protected regime; best on
+the preferred objective; settings within `tie_pct` of the best are ties, and a tie goes to the reference, then to the
+setting nearest to it. The verdict comes from held-out traces, which the pick has not seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from autotune import aggregate, metrics
+from autotune.results import Verdict
+from autotune.stats import PairedComparison
+from ppas_core.errors import InvalidInput, NoResult
+from ppas_core.policy import Branch, PolicyParams
+
+BALANCED: Final = "balanced"
+_SHORT_NAMES: Final = {"mean": "mean_latency_s", "p95": "p95_latency_s"}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A setting with what the search measured of it.
+
+    objectives: metric name to ratio to the reference. regimes: regime to metric name to mean.
+    """
+
+    params: PolicyParams
+    objectives: Mapping[str, float]
+    regimes: Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The index of the picked candidate and the reason in a sentence."""
+
+    index: int
+    sentence: str
+
+
+def preferred_metrics(prefer: str, objectives: Sequence[str]) -> tuple[str, ...]:
+    """The objectives that `prefer` asks for: `mean`, `p95`, a metric's name, or all of them for `balanced`.
+
+    Raises InvalidInput when the study has no such objective.
+    """
+    if prefer == BALANCED:
+        return tuple(objectives)
+    name = _SHORT_NAMES.get(prefer, prefer)
+    if name not in objectives:
+        allowed = [word for word, full in _SHORT_NAMES.items() if full in objectives]
+        raise InvalidInput(
+            f"prefer is {prefer!r}, which is no objective of this study; allowed: "
+            f"{', '.join([*allowed, BALANCED, *(n for n in objectives if n not in _SHORT_NAMES.values())])}"
+        )
+    return (name,)
+
+
+def score(objectives: Mapping[str, float], preferred: Sequence[str]) -> float:
+    """The number that the rule minimises: the geometric mean of the preferred objectives' ratios."""
+    return aggregate.geometric_mean(objectives[name] for name in preferred)
+
+
+def choose(
+    candidates: Sequence[Candidate],
+    reference: int,
+    preferred: Sequence[str],
+    *,
+    protect: Collection[str] = (),
+    tie_pct: float = 0.5,
+) -> Choice:
+    """Applies the rule above to `candidates`, of which number `reference` is the reference.
+
+    protect: regimes in which the pick must not be worse than the reference. Raises NoResult without candidates.
+    """
+    if not candidates:
+        raise NoResult("no setting was measured without a failure; see the trials' reasons")
+    base = candidates[reference]
+    allowed = [
+        i for i, c in enumerate(candidates) if i == reference or not _harmed(c, base, preferred, protect, tie_pct)
+    ]
+    scores = {i: score(candidates[i].objectives, preferred) for i in allowed}
+    best = min(scores.values())
+    ties = [i for i in allowed if scores[i] <= best * (1 + tie_pct / 100)]
+    label = " and ".join(metrics.metric(name).label for name in preferred)
+    excluded = len(candidates) - len(allowed)
+    note = f"; {excluded} settings were left out for harming a protected regime" if excluded else ""
+    if reference in ties:
+        return Choice(
+            reference, f"The reference is within {tie_pct:g} % of the best setting on {label}, so it is kept{note}."
+        )
+    pick = min(ties, key=lambda i: (_distance(candidates[i].params, base.params), scores[i], i))
+    return Choice(
+        pick,
+        f"Of {len(allowed)} settings {len(ties)} lie within {tie_pct:g} % of the best on {label}; "
+        f"of these, {candidates[pick].params.label()} is nearest to the reference{note}.",
+    )
+
+
+def settle(
+    pick: PolicyParams, branch_steps: Mapping[str, int], reference: PolicyParams
+) -> tuple[PolicyParams, dict[str, str]]:
+    """Gives knobs whose branch never fired their default back: (setting, knob to reason).
+
+    A knob that no step exercised is not identified by these traces; whatever value the search drew for it is chance.
+    """
+    if pick.is_static or pick == reference:
+        return pick, {}
+    settled, reasons = pick, {}
+    if pick.t_large is not None and not branch_steps.get(Branch.LARGE_PREFILL, 0):
+        reasons["t_large"] = f"no step of the tuning traces took the {Branch.LARGE_PREFILL} branch"
+        settled = replace(settled, t_large=reference.t_large)
+    if not branch_steps.get(Branch.PRESSURE, 0):
+        reasons["n_th"] = f"no step of the tuning traces took the {Branch.PRESSURE} branch"
+        settled = replace(settled, n_th=reference.n_th)
+        if settled.t_large is None and reference.b_cap <= settled.b_max:
+            reasons["b_cap"] = "no step of the tuning traces was capped"
+            settled = replace(settled, b_cap=reference.b_cap)
+    return settled, reasons
+
+
+def verdict(comparison: PairedComparison, preferred: Sequence[str], *, min_gain_pct: float) -> Verdict:
+    """`better` or `worse` when the interval of every preferred objective lies on that side of 0, else no clear winner.
+
+    `better` also asks for a gain of at least `min_gain_pct`: below it a difference is not worth a change.
+    """
+    effects = [comparison.overall[name] for name in preferred]
+    if all(effect.low > 0 and effect.value >= min_gain_pct for effect in effects):
+        return "better"
+    if all(effect.high < 0 and effect.value <= -min_gain_pct for effect in effects):
+        return "worse"
+    return "no clear winner"
+
+
+def sentence(
+    candidate: str, reference: str, comparison: PairedComparison, preferred: Sequence[str], found: Verdict
+) -> str:
+    """The verdict in words, with the effect, its interval and what it rests on."""
+    effects = "; ".join(
+        f"{metrics.metric(name).label} {_change(comparison.overall[name].value)} "
+        f"({comparison.confidence:.0%} interval {comparison.overall[name].low:+.1f} to "
+        f"{comparison.overall[name].high:+.1f} %)"
+        for name in preferred
+    )
+    head = {
+        "better": f"{candidate} is better than {reference}",
+        "worse": f"{candidate} is worse than {reference}",
+        "no clear winner": f"No clear winner between {candidate} and {reference}",
+        "inconclusive": f"{candidate} against {reference} is inconclusive",
+    }[found]
+    return (
+        f"{head}: {effects}, over {comparison.num_traces} held-out traces with {comparison.num_requests} requests, "
+        f"{comparison.share_faster.value:.0%} of them faster and {comparison.share_slower:.0%} slower."
+    )
+
+
+def _change(improvement_pct: float) -> str:
+    return f"{abs(improvement_pct):.1f} % {'better' if improvement_pct >= 0 else 'worse'}"
+
+
+def _harmed(
+    candidate: Candidate, reference: Candidate, preferred: Sequence[str], protect: Collection[str], tie_pct: float
+) -> bool:
+    return any(
+        aggregate.ratio(name, candidate.regimes[regime][name], reference.regimes[regime][name]) > 1 + tie_pct / 100
+        for regime in protect
+        for name in preferred
+    )
+
+
+def _distance(params: PolicyParams, reference: PolicyParams) -> float:
+    """Doublings of the budgets and of t_large plus steps of n_th; t_large on or off counts as three doublings."""
+    distance = abs(math.log2(params.b_max / reference.b_max)) + abs(math.log2(params.b_cap / reference.b_cap))
+    distance += abs(params.n_th - reference.n_th) + abs(math.log2(params.max_num_seqs / reference.max_num_seqs))
+    if params.t_large is not None and reference.t_large is not None:
+        distance += abs(math.log2(params.t_large / reference.t_large))
+    elif params.t_large != reference.t_large:
+        distance += 3
+    return distance + (params.scope is not reference.scope) + (params.decode_guard != reference.decode_guard)

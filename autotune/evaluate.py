@@ -1,0 +1,117 @@
+"""How one setting is tried on one trace: the protocol, and its simulated form."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from autotune.records import OK, Origin, Replay, RequestRecords
+from ppas_core.policy import PolicyParams
+from ppas_core.sim.profile import Profile
+from ppas_core.sim.simulate import RequestArrays, SimResult, simulate
+from traces.format import Trace
+
+
+class Evaluator(Protocol):
+    """Replays a trace under a setting. Raises PpasError with the reason when the replay gave nothing usable."""
+
+    @property
+    def origin(self) -> Origin:
+        """Whether its replays are simulated or live."""
+        ...
+
+    def replay(self, params: PolicyParams, trace: Trace) -> Replay:
+        """One replay of `trace` under `params`, from an empty server."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """What was measured on, as plain JSON values, for the provenance of a result."""
+        ...
+
+
+@dataclass(frozen=True)
+class SimulatedEvaluator:
+    """Replays on the embedded simulator.
+
+    noise_sigma: standard deviation of the log-normal noise per step; 0 is the deterministic simulator.
+    seed: with noise, names the noise stream; a setting on a trace sees the same noise in every process.
+    """
+
+    profile: Profile
+    noise_sigma: float = 0.0
+    seed: int = 0
+    origin: Origin = Origin.SIMULATED
+    _arrays: dict[str, RequestArrays] = field(default_factory=dict, repr=False, compare=False)
+
+    def replay(self, params: PolicyParams, trace: Trace) -> Replay:
+        """One simulated replay. Raises InvalidInput when a request can never fit the profile's server."""
+        result = simulate(
+            params,
+            self._requests(trace),
+            self.profile,
+            noise_sigma=self.noise_sigma,
+            noise_seed=self._noise_seed(params, trace),
+        )
+        return Replay(
+            params=params,
+            trace_name=trace.name,
+            trace_digest=trace.digest,
+            regime=trace.regime,
+            origin=self.origin,
+            requests=_records(trace, self._requests(trace), result),
+            branch_steps={str(branch): steps for branch, steps in result.steps.branch_steps.items()},
+        )
+
+    def describe(self) -> dict[str, Any]:
+        """The profile with its provenance, and the noise."""
+        return {
+            "backend": "simulator",
+            "profile": self.profile.name,
+            "profile_digest": self.profile.digest,
+            "model": self.profile.model,
+            "gpu": self.profile.gpu,
+            "vllm_version": self.profile.vllm_version,
+            "profile_provenance": dict(self.profile.provenance),
+            "noise_sigma": self.noise_sigma,
+            "noise_seed": self.seed,
+        }
+
+    def _requests(self, trace: Trace) -> RequestArrays:
+        if trace.digest not in self._arrays:
+            self._arrays[trace.digest] = request_arrays(trace)
+        return self._arrays[trace.digest]
+
+    def _noise_seed(self, params: PolicyParams, trace: Trace) -> int:
+        if self.noise_sigma == 0:
+            return 0
+        stream = f"{self.seed} {trace.digest} {sorted(params.to_dict().items())}"
+        return int.from_bytes(hashlib.sha256(stream.encode()).digest()[:4])
+
+
+def request_arrays(trace: Trace) -> RequestArrays:
+    """The simulator's form of `trace`: arrivals and lengths as arrays."""
+    return RequestArrays(
+        arrival_s=np.array([request.arrival_s for request in trace.requests], dtype=np.float64),
+        prompt_tokens=np.array([request.prompt_tokens for request in trace.requests], dtype=np.int64),
+        output_tokens=np.array([request.output_tokens for request in trace.requests], dtype=np.int64),
+    )
+
+
+def _records(trace: Trace, requests: RequestArrays, result: SimResult) -> RequestRecords:
+    # The simulated client is never late, and a token arrives alone.
+    return RequestRecords(
+        planned_s=requests.arrival_s,
+        sent_s=requests.arrival_s,
+        first_token_s=result.first_token_s,
+        last_token_s=result.last_token_s,
+        done_s=result.last_token_s,
+        prompt_tokens=requests.prompt_tokens,
+        output_tokens=requests.output_tokens,
+        status=(OK,) * len(trace.requests),
+        chunk_time_s=result.token_time_s,
+        chunk_tokens=np.ones(len(result.token_time_s), dtype=np.int64),
+        chunk_offsets=np.concatenate(([0], np.cumsum(requests.output_tokens))),
+    )

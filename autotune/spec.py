@@ -1,0 +1,324 @@
+"""What a study file may say, and what it resolves to. Every key is documented here; unknown keys are refused."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from autotune import choose, metrics
+from autotune.metrics import Limits
+from autotune.settings import parse_setting
+from ppas_core import defaults
+from ppas_core.errors import InvalidInput
+from ppas_core.naming import nearest
+from ppas_core.policy import PolicyParams
+from traces.format import Trace, read_trace
+from traces.generate import heterogeneous, parse_phases, rag_bursts
+
+_PAPER_RATES: Final = (0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
+
+Rate = Annotated[float, Field(gt=0, le=1e5)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Length = Annotated[int, Field(ge=1, le=10_000_000)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RagBursts(_Model):
+    """The paper's RAG bursts: idle and burst phases of Poisson arrivals, one prompt and output length."""
+
+    family: Literal["rag-bursts"] = Field(description="The workload family.")
+    rates_per_s: tuple[Rate, ...] = Field(
+        default=_PAPER_RATES, min_length=1, description="Burst rates λ in requests per second; each is a load regime."
+    )
+    prompt_tokens: Length = Field(default=25_000, description="Prompt length of every request.")
+    output_tokens: Length = Field(default=32, description="Output length of every request.")
+    idle_rate_per_s: Rate = Field(default=0.2, description="Rate of the idle phases.")
+    phase_s: Annotated[float, Field(gt=0, le=86_400)] = Field(default=10.0, description="Seconds per phase.")
+
+    def traces(self, seeds: tuple[int, ...]) -> list[Trace]:
+        """One trace per rate and seed."""
+        return [
+            rag_bursts(
+                rate,
+                seed,
+                prompt_tokens=self.prompt_tokens,
+                output_tokens=self.output_tokens,
+                idle_rate_per_s=self.idle_rate_per_s,
+                phase_s=self.phase_s,
+            )
+            for rate in self.rates_per_s
+            for seed in seeds
+        ]
+
+
+class Heterogeneous(_Model):
+    """The published mixed shapes: equal shares of every (prompt, output) cell over phases of Poisson arrivals."""
+
+    family: Literal["heterogeneous"] = Field(description="The workload family.")
+    phases: tuple[str, ...] = Field(
+        min_length=1, description="Phase schedules, SECONDS:RATE,… as in 20:0.05,10:0.4,20:0.05; each is a load regime."
+    )
+    prompt_tokens: tuple[Length, ...] = Field(min_length=1, description="Prompt lengths of the grid.")
+    output_tokens: tuple[Length, ...] = Field(min_length=1, description="Output lengths of the grid.")
+
+    @field_validator("phases")
+    @classmethod
+    def _phases_parse(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for text in value:
+            try:
+                parse_phases(text)
+            except InvalidInput as error:
+                raise ValueError(str(error)) from None
+        return value
+
+    def traces(self, seeds: tuple[int, ...]) -> list[Trace]:
+        """One trace per phase schedule and seed."""
+        return [
+            heterogeneous(
+                parse_phases(phases), seed, prompt_tokens=self.prompt_tokens, output_tokens=self.output_tokens
+            )
+            for phases in self.phases
+            for seed in seeds
+        ]
+
+
+class TraceFiles(_Model):
+    """Trace files of your own. Tuning and held-out files must differ."""
+
+    family: Literal["files"] = Field(description="The workload family.")
+    tuning: tuple[str, ...] = Field(min_length=1, description="Trace files to tune on, relative to the study file.")
+    held_out: tuple[str, ...] = Field(
+        min_length=1, description="Trace files to compare on, relative to the study file."
+    )
+
+
+Workload = Annotated[RagBursts | Heterogeneous | TraceFiles, Field(discriminator="family")]
+
+
+class LimitsSpec(_Model):
+    """Service levels that a request must meet to count for goodput."""
+
+    latency_s: Annotated[float, Field(gt=0)] | None = Field(default=None, description="End-to-end latency, seconds.")
+    ttft_s: Annotated[float, Field(gt=0)] | None = Field(default=None, description="Time to first token, seconds.")
+    tpot_s: Annotated[float, Field(gt=0)] | None = Field(default=None, description="Time per output token, seconds.")
+
+
+class StudySpec(_Model):
+    """A study file as written by the user."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+        description="Names the study and its run folder: letters, digits, '.', '_' and '-', 64 at most.",
+    )
+    backend: Literal["simulator"] = Field(default="simulator", description="Where trials run.")
+    profile: str = Field(
+        default="rtx5090-qwen2.5-3b", description="Simulator profile: a shipped name or a profile file (JSON)."
+    )
+    noise_sigma: Annotated[float, Field(ge=0, le=1)] = Field(
+        default=0.0, description="Simulator only: log-normal noise per step (standard deviation); 0 is exact."
+    )
+    reference: str | dict[str, Any] = Field(
+        default="ppas", description="The setting to beat: a published name, N_TH/B_MAX/B_CAP, or a mapping of settings."
+    )
+    published: tuple[str, ...] = Field(
+        default=(), description="Further published settings to try as trials of the study, by name."
+    )
+    static_budgets: tuple[Length, ...] = Field(
+        default=defaults.STATIC_BUDGETS, min_length=1, description="Static budgets to try (stock vLLM)."
+    )
+    space: str | dict[str, Any] = Field(
+        default="ppas",
+        description="Search space: a preset (static, ppas, ppas-plus, paper-neighbourhood), a file, or inline.",
+    )
+    workload: Workload = Field(
+        default=RagBursts(family="rag-bursts"), description="What arrives: rag-bursts, heterogeneous or files."
+    )
+    tuning_seeds: tuple[Seed, ...] = Field(
+        default=(0, 1, 2, 3, 4), min_length=1, description="Seeds of the traces that the search sees."
+    )
+    held_out_seeds: tuple[Seed, ...] = Field(
+        default=tuple(range(100, 110)), min_length=1, description="Seeds of the traces that results are quoted on."
+    )
+    objectives: tuple[str, ...] = Field(
+        default=("mean_latency_s", "p95_latency_s"),
+        min_length=1,
+        max_length=4,
+        description="Metrics to optimise, each as ratio to the reference: geometric mean over load regimes.",
+    )
+    limits: LimitsSpec = Field(default=LimitsSpec(), description="Service levels for goodput_per_s.")
+    prefer: str = Field(
+        default="mean", description="Objective that decides the pick: mean, p95, balanced, or an objective's name."
+    )
+    protect: tuple[str, ...] | Literal["all"] = Field(
+        default=(), description="Load regimes in which the pick must not be worse than the reference, or all."
+    )
+    sampler: Literal["auto", "gp", "tpe", "cmaes", "nsga2", "qmc", "random"] = Field(
+        default="auto", description="Optuna sampler; auto is gp where torch is installed, else tpe."
+    )
+    seed: Seed = Field(default=0, description="Seed of the sampler and of the bootstrap.")
+    trials: Annotated[int, Field(ge=1, le=100_000)] = Field(
+        default=100, description="Search trials, beside the reference, published and static settings."
+    )
+    time_budget: str | None = Field(
+        default=None, description="Stop the search after this long, as in 90s, 45m, 2h; the trials reached are used."
+    )
+    random_arm: bool = Field(default=False, description="Run a random search of the same size beside, for comparison.")
+    confidence: Annotated[float, Field(ge=0.5, lt=1)] = Field(
+        default=0.95, description="Confidence of the bootstrap intervals."
+    )
+    tie_pct: Annotated[float, Field(ge=0, le=50)] = Field(
+        default=0.5,
+        description="Settings this close to the best (per cent) are ties; the nearest to the reference wins.",
+    )
+    min_gain_pct: Annotated[float, Field(ge=0, le=50)] = Field(
+        default=1.0, description="A gain below this (per cent) on held-out traces is no clear winner."
+    )
+
+    @field_validator("objectives")
+    @classmethod
+    def _objectives_exist(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        for name in value:
+            if name not in metrics.METRICS:
+                hint = nearest(name, metrics.METRICS)
+                raise ValueError(
+                    f"no metric {name!r}"
+                    + (f"; did you mean {hint!r}?" if hint else "")
+                    + f" Known: {', '.join(metrics.METRICS)}"
+                )
+        if len(set(value)) != len(value):
+            raise ValueError("an objective is named twice")
+        return value
+
+    @field_validator("time_budget")
+    @classmethod
+    def _time_budget_parses(cls, value: str | None) -> str | None:
+        if value is not None:
+            try:
+                parse_duration_s(value)
+            except InvalidInput as error:
+                raise ValueError(str(error)) from None
+        return value
+
+    @model_validator(mode="after")
+    def _parts_agree(self) -> StudySpec:
+        if shared := sorted(set(self.tuning_seeds) & set(self.held_out_seeds)):
+            raise ValueError(
+                f"seed {shared[0]} is both in tuning_seeds and in held_out_seeds; results must come from unseen traces"
+            )
+        if "goodput_per_s" in self.objectives and self.limits == LimitsSpec():
+            raise ValueError(
+                "goodput_per_s is an objective, but no limit is set under limits: (latency_s, ttft_s, tpot_s)"
+            )
+        try:
+            choose.preferred_metrics(self.prefer, self.objectives)
+            self.reference_params()
+            for name in self.published:
+                defaults.published(name)
+        except InvalidInput as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def reference_params(self) -> PolicyParams:
+        """The reference setting. Raises InvalidInput."""
+        return parse_setting(self.reference)
+
+    def metric_limits(self) -> Limits:
+        """The service levels for goodput."""
+        return Limits(**self.limits.model_dump())
+
+    def time_budget_s(self) -> float | None:
+        """The search's time budget in seconds, if any."""
+        return None if self.time_budget is None else parse_duration_s(self.time_budget)
+
+    def build_traces(self, folder: Path) -> tuple[list[Trace], list[Trace]]:
+        """(tuning traces, held-out traces); files are looked for from `folder`. Raises InvalidInput."""
+        workload = self.workload
+        if isinstance(workload, TraceFiles):
+            tuning = [read_trace(folder / name) for name in workload.tuning]
+            held_out = [read_trace(folder / name) for name in workload.held_out]
+        else:
+            tuning, held_out = workload.traces(self.tuning_seeds), workload.traces(self.held_out_seeds)
+        seen: dict[str, str] = {}
+        for trace in [*tuning, *held_out]:
+            if trace.digest in seen:
+                raise InvalidInput(
+                    f"traces {seen[trace.digest]!r} and {trace.name!r} hold the same requests; every trace of a study, "
+                    "tuning or held-out, must be its own"
+                )
+            seen[trace.digest] = trace.name
+        regimes = list(dict.fromkeys(trace.regime for trace in tuning))
+        if unknown := [name for name in (self.protect if self.protect != "all" else ()) if name not in regimes]:
+            raise InvalidInput(f"protect names the regime {unknown[0]!r}; the tuning traces have: {', '.join(regimes)}")
+        return tuning, held_out
+
+    def to_yaml(self) -> str:
+        """The study as resolved, every key written out."""
+        text: str = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        return text
+
+
+def load_spec(path: Path) -> StudySpec:
+    """The study in the YAML file `path`. Raises InvalidInput naming the key, the value and what is allowed."""
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise InvalidInput(f"{path}: there is no such study file; examples/ holds some") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path}: cannot be read: {error}") from None
+    except yaml.YAMLError as error:
+        raise InvalidInput(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(data, dict):
+        raise InvalidInput(f"{path}: a study file is a mapping such as 'name: my-study'")
+    return parse_spec(data, str(path))
+
+
+def parse_spec(data: dict[str, Any], origin: str) -> StudySpec:
+    """The study in parsed YAML; `origin` names it in messages. Raises InvalidInput for every problem at once."""
+    try:
+        return StudySpec.model_validate(data)
+    except ValidationError as error:
+        problems = [_explain(dict(problem)) for problem in error.errors()]
+        raise InvalidInput(f"{origin}: " + f"\n{origin}: ".join(problems)) from None
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds of a duration such as 90s, 45m, 2h or 1h30m. Raises InvalidInput."""
+    units = {"h": 3600.0, "m": 60.0, "s": 1.0}
+    parts = re.findall(r"(\d+(?:\.\d+)?)([hms])", text)
+    seconds = sum(float(number) * units[unit] for number, unit in parts)
+    if not parts or "".join(number + unit for number, unit in parts) != text or not 0 < seconds <= 30 * 86_400:
+        raise InvalidInput(f"duration {text!r} is not one; allowed: 1s to 30 days, written as 90s, 45m, 2h or 1h30m")
+    return seconds
+
+
+_KEYS: Final[dict[str, type[BaseModel]]] = {
+    "": StudySpec, "rag-bursts": RagBursts, "heterogeneous": Heterogeneous, "files": TraceFiles, "limits": LimitsSpec,
+}  # fmt: skip
+
+
+def _explain(problem: dict[str, Any]) -> str:
+    place = [str(part) for part in problem["loc"]]
+    key = ".".join(part for part in place if part not in {"rag-bursts", "heterogeneous", "files"}) or "the study"
+    if problem["type"] == "extra_forbidden":
+        model = _KEYS.get(place[-2] if len(place) > 1 else "", StudySpec)
+        hint = nearest(place[-1], model.model_fields)
+        known = f"did you mean {hint!r}?" if hint else f"known: {', '.join(model.model_fields)}"
+        return f"unknown key {key!r}; {known}"
+    if problem["type"] == "missing":
+        return f"key {key!r} is missing"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "value_error" or not place:
+        return f"{key}: {message}"
+    return f"{key}: {message}; got {_shorten(problem['input'])}"
+
+
+def _shorten(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "…"

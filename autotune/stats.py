@@ -1,0 +1,174 @@
+"""How sure we are that one setting beats another on the same traces: paired two-level bootstrap.
+
+Traces are resampled first (within their regime, so that every regime keeps its weight), then the requests within each
+drawn trace, the same rows for both settings. Requests of one trace are not independent of each other; resampling
+requests alone would make intervals far too narrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from autotune import aggregate, metrics
+from autotune.metrics import NO_LIMITS, Limits, Metric
+from autotune.records import FloatArray, IntArray, Replay
+from ppas_core.errors import InvalidInput
+
+RESAMPLES: Final = 2000
+TIE_S: Final = 0.001
+"""Two latencies of a request closer than this count as equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A point estimate and its bootstrap interval (percentile method)."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class PairedComparison:
+    """A setting against a reference, paired by trace and request.
+
+    overall: metric name to improvement in per cent (positive is better), geometric mean over regimes.
+    regimes: regime to metric name to improvement in per cent.
+    share_faster, share_slower: of the matched requests, by more than TIE_S in end-to-end latency.
+    """
+
+    overall: Mapping[str, Interval]
+    regimes: Mapping[str, Mapping[str, Interval]]
+    share_faster: Interval
+    share_slower: float
+    num_requests: int
+    num_traces: int
+    confidence: float
+
+
+def compare(
+    setting: Sequence[Replay],
+    reference: Sequence[Replay],
+    names: Iterable[str],
+    *,
+    limits: Limits = NO_LIMITS,
+    confidence: float = 0.95,
+    resamples: int = RESAMPLES,
+    seed: int = 0,
+) -> PairedComparison:
+    """Compares two settings on the same traces, given in the same order.
+
+    Raises InvalidInput when the traces do not match, NoResult when a request failed in either.
+    """
+    if [replay.trace_digest for replay in setting] != [replay.trace_digest for replay in reference]:
+        raise InvalidInput("the two settings were not replayed on the same traces in the same order; replay them again")
+    names = tuple(names)
+    points = {
+        side: aggregate.regime_means(replays, names, limits)
+        for side, replays in (("setting", setting), ("reference", reference))
+    }
+    rng = np.random.default_rng(seed)
+    by_regime: dict[str, list[int]] = {}
+    for index, replay in enumerate(setting):
+        by_regime.setdefault(replay.regime, []).append(index)
+
+    ratios: dict[str, dict[str, FloatArray]] = {}
+    faster_counts = np.zeros(resamples)
+    request_counts = np.zeros(resamples)
+    for regime, indices in by_regime.items():
+        pairs = [(setting[i], reference[i]) for i in indices]
+        drawn = _resample_regime(pairs, names, limits, resamples, rng)
+        ratios[regime] = drawn.ratios
+        faster_counts += drawn.faster
+        request_counts += drawn.requests
+
+    alpha = (1 - confidence) / 2 * 100
+
+    def interval(value: float, draws: FloatArray) -> Interval:
+        low, high = np.nanpercentile(draws, [alpha, 100 - alpha])
+        return Interval(value, float(low), float(high))
+
+    def improvement(ratio: float, draws: FloatArray) -> Interval:
+        return interval(aggregate.improvement_pct(ratio), (1 - draws) * 100)
+
+    regimes = {
+        regime: {
+            name: improvement(
+                aggregate.ratio(name, points["setting"][regime][name], points["reference"][regime][name]), draws[name]
+            )
+            for name in names
+        }
+        for regime, draws in ratios.items()
+    }
+    overall = {
+        name: improvement(
+            aggregate.objective(name, points["setting"], points["reference"]),
+            np.exp(np.mean([np.log(draws[name]) for draws in ratios.values()], axis=0)),
+        )
+        for name in names
+    }
+    differences = np.concatenate([_latency_difference_s(a, b) for a, b in zip(setting, reference, strict=True)])
+    return PairedComparison(
+        overall=overall,
+        regimes=regimes,
+        share_faster=interval(float((differences < -TIE_S).mean()), faster_counts / request_counts),
+        share_slower=float((differences > TIE_S).mean()),
+        num_requests=len(differences),
+        num_traces=len(setting),
+        confidence=confidence,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Draws:
+    ratios: dict[str, FloatArray]
+    faster: FloatArray
+    requests: FloatArray
+
+
+def _resample_regime(
+    pairs: Sequence[tuple[Replay, Replay]],
+    names: Sequence[str],
+    limits: Limits,
+    resamples: int,
+    rng: np.random.Generator,
+) -> _Draws:
+    """Bootstrap draws of one regime: per metric the ratio of means over the drawn traces, float64[resamples]."""
+    slots = len(pairs)
+    trace_of = rng.integers(slots, size=(resamples, slots))
+    sides = {name: (np.empty((resamples, slots)), np.empty((resamples, slots))) for name in names}
+    faster = np.empty((resamples, slots))
+    requests = np.empty((resamples, slots))
+    for trace, (setting, reference) in enumerate(pairs):
+        here = trace_of == trace
+        size = len(setting.requests)
+        rows = rng.integers(size, size=(int(here.sum()), size))
+        for name in names:
+            definition = metrics.metric(name)
+            for side, replay in zip(sides[name], (setting, reference), strict=True):
+                side[here] = _resampled(definition, replay, rows, limits)
+        difference = _latency_difference_s(setting, reference)
+        faster[here] = (difference < -TIE_S)[rows].sum(axis=1)
+        requests[here] = size
+    ratios = {}
+    for name, (of_setting, of_reference) in sides.items():
+        numerator, denominator = of_setting.mean(axis=1), of_reference.mean(axis=1)
+        if metrics.metric(name).better == "higher":
+            numerator, denominator = denominator, numerator
+        ratios[name] = np.divide(numerator, denominator, out=np.full(resamples, np.nan), where=denominator > 0)
+    return _Draws(ratios, faster.sum(axis=1), requests.sum(axis=1))
+
+
+def _resampled(definition: Metric, replay: Replay, rows: IntArray, limits: Limits) -> FloatArray | float:
+    """The metric on each row of request indices; metrics that do not pair by request keep their value."""
+    if definition.per_request and definition.sample is not None and definition.reduce is not None:
+        return definition.reduce(definition.sample(replay.requests)[rows])
+    return metrics.value(definition.name, replay.requests, limits)
+
+
+def _latency_difference_s(setting: Replay, reference: Replay) -> FloatArray:
+    return metrics.latency_s(setting.requests) - metrics.latency_s(reference.requests)
