@@ -1,0 +1,88 @@
+"""How long a scheduler step takes: the step-time model. It knows neither the scheduler nor any GPU in particular."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ppas_core.errors import InvalidInput
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """Coefficients of the step time, all at least 0, in seconds; validated at construction.
+
+        t = step_s
+          + prefill_token_s * P + prefill_pair_s * A + prefill_step_s * [P > 0]
+          + decode_token_s * D + decode_context_token_s * K
+          + mixed_step_s * [P > 0 and D > 0]
+
+    P: prefill tokens of the step. A: pairs of a prefill token and a token it attends to, the sum over chunks of
+    `chunk * context_before + chunk * (chunk + 1) / 2`. D: decode tokens. K: KV entries that the decodes read, the sum
+    of their contexts with the new token. A step is one fused pass: nothing is paid twice because it is mixed.
+    """
+
+    step_s: float
+    prefill_token_s: float
+    prefill_pair_s: float
+    decode_token_s: float
+    decode_context_token_s: float
+    prefill_step_s: float = 0.0
+    mixed_step_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise InvalidInput(f"{field.name} is {value!r}; allowed: a number of seconds of at least 0")
+            if not math.isfinite(value) or value < 0:
+                raise InvalidInput(f"{field.name} is {value!r}; allowed: a finite number of seconds of at least 0")
+            object.__setattr__(self, field.name, float(value))
+        if self.step_s + self.prefill_token_s + self.decode_token_s <= 0:
+            raise InvalidInput("a step must take time: one of step_s, prefill_token_s, decode_token_s must exceed 0")
+
+    def seconds(self, prefill_tokens: int, prefill_pairs: int, decode_tokens: int, decode_context_tokens: int) -> float:
+        """The step's duration in seconds, summed in exactly the order of the compiled kernel."""
+        duration = self.step_s
+        if prefill_tokens > 0:
+            duration += self.prefill_step_s
+            duration += self.prefill_token_s * prefill_tokens
+            duration += self.prefill_pair_s * prefill_pairs
+        if decode_tokens > 0:
+            duration += self.decode_token_s * decode_tokens
+            duration += self.decode_context_token_s * decode_context_tokens
+            if prefill_tokens > 0:
+                duration += self.mixed_step_s
+        return duration
+
+    def as_array(self) -> npt.NDArray[np.float64]:
+        """The coefficients in field order, float64."""
+        return np.array(
+            (
+                self.step_s,
+                self.prefill_token_s,
+                self.prefill_pair_s,
+                self.decode_token_s,
+                self.decode_context_token_s,
+                self.prefill_step_s,
+                self.mixed_step_s,
+            )
+        )
+
+    def to_dict(self) -> dict[str, float]:
+        """The coefficients as plain JSON values; `from_dict` gives them back."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> StepCost:
+        """Coefficients from parsed JSON. Raises InvalidInput on unknown or missing keys and on bad values."""
+        known = [field.name for field in fields(cls)]
+        if unknown := sorted(set(data) - set(known)):
+            raise InvalidInput(f"unknown step cost {unknown[0]!r}; allowed: {', '.join(known)}")
+        if missing := [name for name in known if name not in data]:
+            raise InvalidInput(f"step cost {missing[0]!r} is missing; required: {', '.join(known)}")
+        return cls(**data)

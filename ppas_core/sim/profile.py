@@ -1,0 +1,154 @@
+"""What is simulated: a measured server (model, GPU, vLLM version) as step costs, KV pool and provenance, from JSON."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from importlib import resources
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from ppas_core.errors import InvalidInput
+from ppas_core.sim.cost import StepCost
+
+DEFAULT_PROFILE: Final = "rtx5090-qwen2.5-3b"
+"""The profile that a study uses when it names none."""
+
+FORMAT: Final = "ppas-profile"
+VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A server to simulate; validated at construction.
+
+    name, model, gpu, vllm_version: what was measured.
+    cost: its step-time model, see `StepCost`.
+    frontend_delay_s: from a request's sending until the scheduler can see it (HTTP, tokenizer, hand-over).
+    num_kv_blocks, block_size: its KV pool as vLLM reports it; one block of it is never handed out.
+    max_model_len: most tokens of a request, prompt and output together.
+    pipeline_depth: 2 for async scheduling (a step is planned while the step before runs), 1 without.
+    provenance: who measured, on what, and how the numbers were fitted. fit: residuals and what is not identified.
+    """
+
+    name: str
+    model: str
+    gpu: str
+    vllm_version: str
+    cost: StepCost
+    frontend_delay_s: float
+    num_kv_blocks: int
+    block_size: int
+    max_model_len: int
+    pipeline_depth: int
+    provenance: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    fit: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        for name in ("name", "model", "gpu", "vllm_version"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not value:
+                raise InvalidInput(f"profile {name} is {value!r}; allowed: a text that is not empty")
+        if not isinstance(self.cost, StepCost):
+            raise InvalidInput(f"profile {self.name}: cost is {self.cost!r}; allowed: a StepCost")
+        delay = self.frontend_delay_s
+        if isinstance(delay, bool) or not isinstance(delay, int | float) or not math.isfinite(delay) or delay < 0:
+            raise InvalidInput(f"profile {self.name}: frontend_delay_s is {delay!r}; allowed: seconds of at least 0")
+        object.__setattr__(self, "frontend_delay_s", float(delay))
+        for name, least, most in (
+            ("num_kv_blocks", 2, 2**40),
+            ("block_size", 1, 2**20),
+            ("max_model_len", 2, 2**31),
+            ("pipeline_depth", 1, 2),
+        ):
+            count = getattr(self, name)
+            if isinstance(count, bool) or not isinstance(count, int) or not least <= count <= most:
+                raise InvalidInput(f"profile {self.name}: {name} is {count!r}; allowed: {least} to {most}")
+        for name in ("provenance", "fit"):
+            notes = getattr(self, name)
+            if not isinstance(notes, Mapping):
+                raise InvalidInput(f"profile {self.name}: {name} is {notes!r}; allowed: an object with named entries")
+            object.__setattr__(self, name, MappingProxyType(dict(notes)))
+
+    @property
+    def longest_servable_tokens(self) -> int:
+        """Most tokens, prompt and output together, of a request that can be served alone.
+
+        The last output token is never computed on, so its KV entry is not needed.
+        """
+        return min(self.max_model_len, (self.num_kv_blocks - 1) * self.block_size + 1)
+
+    @property
+    def digest(self) -> str:
+        """SHA-256, in hex, of the profile's canonical JSON."""
+        return hashlib.sha256(json.dumps(self.to_dict(), sort_keys=True).encode()).hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The profile as plain JSON values with format and version; `from_dict` gives it back."""
+        body = {name: getattr(self, name) for name in _FIELD_NAMES}
+        body.update(cost=self.cost.to_dict(), provenance=dict(self.provenance), fit=dict(self.fit))
+        return {"format": FORMAT, "version": VERSION, **body}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Profile:
+        """A profile from parsed JSON. Raises InvalidInput on another format, unknown or missing keys, bad values."""
+        if data.get("format") != FORMAT:
+            raise InvalidInput(f"format is {data.get('format')!r}; a profile says {FORMAT!r}")
+        if data.get("version") != VERSION:
+            raise InvalidInput(f"profile version is {data.get('version')!r}; this ppas reads version {VERSION}")
+        body = {key: value for key, value in data.items() if key not in ("format", "version")}
+        if unknown := sorted(set(body) - set(_FIELD_NAMES)):
+            raise InvalidInput(f"unknown profile entry {unknown[0]!r}; allowed: {', '.join(_FIELD_NAMES)}")
+        optional = ("provenance", "fit")
+        if missing := [name for name in _FIELD_NAMES if name not in body and name not in optional]:
+            raise InvalidInput(f"profile entry {missing[0]!r} is missing; required: {', '.join(_FIELD_NAMES)}")
+        if not isinstance(body["cost"], Mapping):
+            raise InvalidInput(f"profile cost is {body['cost']!r}; allowed: an object of step costs")
+        return cls(**{**body, "cost": StepCost.from_dict(dict(body["cost"]))})
+
+
+_FIELD_NAMES: Final = tuple(entry.name for entry in fields(Profile))
+
+
+def profile_names() -> tuple[str, ...]:
+    """The names of the shipped profiles, in alphabetical order."""
+    names = (entry.name for entry in _shipped().iterdir() if entry.name.endswith(".json"))
+    return tuple(sorted(name.removesuffix(".json") for name in names))
+
+
+def load_profile(name_or_path: str) -> Profile:
+    """The shipped profile of that name, or the profile in that JSON file.
+
+    Raises InvalidInput when it is neither, with the known names and the nearest, and when the file is not a profile.
+    """
+    if name_or_path in profile_names():
+        return _parse((_shipped() / f"{name_or_path}.json").read_text(encoding="utf-8"), name_or_path)
+    path = Path(name_or_path)
+    try:
+        return _parse(path.read_text(encoding="utf-8"), name_or_path)
+    except (FileNotFoundError, IsADirectoryError):
+        known = profile_names()
+        near = difflib.get_close_matches(name_or_path, known, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise InvalidInput(f"no profile or file {name_or_path!r}; shipped profiles: {', '.join(known)}{hint}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"profile file {name_or_path!r} cannot be read: {error}") from None
+
+
+def _shipped() -> Any:
+    return resources.files("ppas_core.sim") / "profiles"
+
+
+def _parse(text: str, source: str) -> Profile:
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise InvalidInput(f"profile {source!r} is not JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise InvalidInput(f"profile {source!r} is a JSON {type(data).__name__}; allowed: an object")
+    return Profile.from_dict(data)
