@@ -137,13 +137,16 @@ class Space(BaseModel):
     def size(self) -> int:
         """The number of distinct settings."""
         variants = len(self.n_th.values) * len(self._thresholds())
+        if self.b_cap is None:
+            return len(self.b_max.values) * len(self.max_num_seqs.values)
+        caps, sequence_caps = self.b_cap.values, self.max_num_seqs.values
+        too_small = sum(bisect_left(caps, n) for n in sequence_caps) if self._seqs_bound_caps else 0
         total = 0
-        for max_num_seqs in self.max_num_seqs.values if self._seqs_bound_caps else self.max_num_seqs.values[:1]:
-            for b_max in self.b_max.values:
-                caps = self._caps(b_max, max_num_seqs)
-                static = b_max in caps
-                total += (len(caps) - static) * variants + static
-        return total if self._seqs_bound_caps else total * len(self.max_num_seqs.values)
+        for b_max in self.b_max.values:
+            pairs = len(sequence_caps) * bisect_right(caps, b_max) - too_small
+            static = len(sequence_caps) * (b_max in caps)
+            total += (pairs - static) * variants + static
+        return total
 
     def describe(self) -> dict[str, Any]:
         """The space as plain JSON values, as a person writes it; `load_space` gives it back."""
@@ -174,37 +177,46 @@ class Space(BaseModel):
 
     def _grid(self, counts: Mapping[str, int]) -> Iterator[PolicyParams]:
         thresholds = self._thin_thresholds(counts["t_large"])
+        for max_num_seqs, b_max, caps in self._planes(counts):
+            for b_cap in caps:
+                if b_cap == b_max:
+                    yield PolicyParams.static(b_max, max_num_seqs=max_num_seqs)
+                    continue
+                for n_th in thin(self.n_th.values, counts["n_th"]):
+                    for t_large in thresholds:
+                        yield self._setting(b_max, b_cap, n_th, t_large, max_num_seqs)
+
+    def _planes(self, counts: Mapping[str, int]) -> Iterator[tuple[int, int, list[int]]]:
+        """max_num_seqs, b_max and the caps beside them, thinned to `counts`."""
         for max_num_seqs in thin(self.max_num_seqs.values, counts["max_num_seqs"]):
             for b_max in thin(self.b_max.values, counts["b_max"]):
-                for b_cap in thin(self._caps(b_max, max_num_seqs), counts["b_cap"]):
-                    if b_cap == b_max:
-                        yield PolicyParams.static(b_max, max_num_seqs=max_num_seqs)
-                        continue
-                    for n_th in thin(self.n_th.values, counts["n_th"]):
-                        for t_large in thresholds:
-                            yield self._setting(b_max, b_cap, n_th, t_large, max_num_seqs)
+                yield max_num_seqs, b_max, thin(self._caps(b_max, max_num_seqs), counts["b_cap"])
 
     def _counts(self, max_points: int | None) -> dict[str, int]:
         """How many values of each knob make a balanced grid of at most `max_points`."""
         lengths = {
             "b_max": len(self.b_max.values),
-            "b_cap": max(len(self._caps(self.max_b_max, self.max_num_seqs.values[0])), 1),
+            "b_cap": len(self._caps(self.max_b_max, self.max_num_seqs.values[0])),
             "n_th": len(self.n_th.values),
             "t_large": len(self._thresholds()),
             "max_num_seqs": len(self.max_num_seqs.values),
         }
-        if max_points is None:
+        if max_points is None or self.size() <= max_points:
             return lengths
-        counts, total = dict.fromkeys(lengths, 1), 1
+        counts = dict.fromkeys(lengths, 1)
         growing = [name for name in lengths if lengths[name] > 1]
         while growing:
             name = min(growing, key=counts.__getitem__)
-            grown = total // counts[name] * (counts[name] + 1)
-            if grown > max_points or counts[name] == lengths[name]:
+            grown = {**counts, name: counts[name] + 1}
+            if counts[name] == lengths[name] or self._grid_size(grown) > max_points:
                 growing.remove(name)
             else:
-                counts[name], total = counts[name] + 1, grown
+                counts = grown
         return counts
+
+    def _grid_size(self, counts: Mapping[str, int]) -> int:
+        variants = min(counts["n_th"], len(self.n_th.values)) * counts["t_large"]
+        return sum(variants * len(caps) - (b_max in caps) * (variants - 1) for _, b_max, caps in self._planes(counts))
 
     # The optimiser's view
 
