@@ -8,8 +8,8 @@ and no range depends on another knob, so that a joint model (Optuna's GP) keeps 
     n_th                 the number itself
     t_large              log2 of the value; the top fifth or so of the interval means off
 
-Rounding to the allowed values comes last. A static budget (b_cap == b_max) has one form, `PolicyParams.static`: the
-other knobs cannot act there, so points that differ in them alone are the same setting.
+Rounding to the allowed values comes last. A static budget (b_cap == b_max) leaves the space in one form,
+`PolicyParams.static`: the other knobs cannot act there, so points that differ in them alone are the same setting.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Space(BaseModel):
         return form
 
     def contains(self, params: PolicyParams) -> bool:
-        """Whether the space can produce exactly these settings."""
+        """Whether the space can produce these settings; of a static budget only b_max and max_num_seqs count."""
         return self._why_outside(params) is None
 
     def coordinates(self, params: PolicyParams) -> dict[str, float | None]:
@@ -259,7 +259,10 @@ class Space(BaseModel):
         return self._setting(b_max, b_cap, n_th, self._decoded_threshold(clipped.get("t_large")), max_num_seqs)
 
     def encode(self, params: PolicyParams) -> dict[str, float | int]:
-        """The point that decodes to `params`, for `study.enqueue_trial`. Raises InvalidSettings when outside."""
+        """The point that decodes to `params`, for `study.enqueue_trial`. Raises InvalidSettings when outside.
+
+        A static budget with other knobs set decodes to the same budget as `PolicyParams.static`.
+        """
         if (reason := self._why_outside(params)) is not None:
             raise InvalidSettings(f"{params.label()} lies outside the space: {reason}")
         low, high = log_edges(self._caps(params.b_max, params.max_num_seqs))
@@ -346,8 +349,7 @@ class Space(BaseModel):
         if params.b_cap not in caps:
             return f"b_cap is {params.b_cap}; allowed with this b_max: {_spelled(caps)}"
         if params.is_static:
-            plain = PolicyParams.static(params.b_max, max_num_seqs=params.max_num_seqs)
-            return None if params == plain else "a static budget is written as PolicyParams.static, other knobs at rest"
+            return None
         if params.n_th not in self.n_th.values:
             return f"n_th is {params.n_th}; allowed: {_spelled(self.n_th.values)}"
         if params.t_large not in self._thresholds():
