@@ -70,3 +70,12 @@ def objective(
 def improvement_pct(ratio_value: float) -> float:
     """The paper's improvement of a ratio, in per cent: (1 - R) * 100; positive is better."""
     return (1 - ratio_value) * 100
+
+
+def sum_branches(replays: Iterable[Replay]) -> dict[str, int]:
+    """Scheduler steps by branch over all `replays`."""
+    totals: dict[str, int] = {}
+    for replay in replays:
+        for branch, steps in replay.branch_steps.items():
+            totals[branch] = totals.get(branch, 0) + steps
+    return totals

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from autotune.records import OK, Origin, Replay, RequestRecords
+from ppas_core.errors import InvalidInput
 from ppas_core.policy import PolicyParams
 from ppas_core.sim.profile import Profile
 from ppas_core.sim.simulate import RequestArrays, SimResult, simulate
@@ -21,6 +22,10 @@ class Evaluator(Protocol):
     @property
     def origin(self) -> Origin:
         """Whether its replays are simulated or live."""
+        ...
+
+    def check(self, trace: Trace) -> None:
+        """Raises InvalidInput when a request of `trace` could never be served, whatever the setting."""
         ...
 
     def replay(self, params: PolicyParams, trace: Trace) -> Replay:
@@ -45,6 +50,13 @@ class SimulatedEvaluator:
     seed: int = 0
     origin: Origin = Origin.SIMULATED
     _arrays: dict[str, RequestArrays] = field(default_factory=dict, repr=False, compare=False)
+
+    def check(self, trace: Trace) -> None:
+        """Raises InvalidInput when a request exceeds the profile's model length or KV blocks."""
+        try:
+            self._requests(trace).require_fit(self.profile)
+        except InvalidInput as error:
+            raise InvalidInput(f"trace {trace.name!r} on profile {self.profile.name}: {error}") from None
 
     def replay(self, params: PolicyParams, trace: Trace) -> Replay:
         """One simulated replay. Raises InvalidInput when a request can never fit the profile's server."""

@@ -110,7 +110,7 @@ def _poisson_arrivals(phases: Sequence[Phase], rng: random.Random) -> list[tuple
         start_s = end_s
     if not arrivals:
         raise InvalidInput(
-            f"phases {format_phases(phases)} gave no request with this seed; use another seed, longer phases or a higher rate"
+            f"phases {format_phases(phases)} gave no request with this seed; use another seed or a higher rate"
         )
     return arrivals
 

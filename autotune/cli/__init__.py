@@ -1,0 +1,40 @@
+"""The command line. Only this package prints and exits; each command resolves its input, calls the library, shows."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from autotune.cli import settings, study, trace
+from ppas_core import __version__
+
+app = typer.Typer(
+    name="ppas",
+    help="Auto-tuner for the P-PAS and P-PAS+ adaptive schedulers of vLLM.\n\n"
+    "Start with: ppas tune examples/demo.yaml\n\n"
+    "Exit codes: 0 ok, 1 no usable result, 2 bad input, 130 interrupted.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"ppas-autotune {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    """Options before the command."""
+
+
+study.add_to(app)
+settings.add_to(app)
+app.add_typer(trace.app, name="trace")

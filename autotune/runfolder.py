@@ -1,0 +1,174 @@
+"""Where a study lives on disk, and whether a folder belongs to it.
+
+    RUN/  study.yaml (as resolved)  identity.json  study.db  traces/
+          trials/<n>/  references/<label>/  random/<n>/    settings.json, metrics.json, requests.parquet each
+          finalists/<role>/  results.json  report.html  export/  manifest.json (digests)
+
+A new folder is filled beside its final place and renamed, so it exists whole or not at all. One process at a time works
+in it: a lock on it is held until the process ends, however it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+
+from autotune.records import Replay
+from autotune.spec import StudySpec, load_spec
+from autotune.study import Outcome
+from ppas_core.errors import InvalidInput
+from ppas_core.files import write_atomically
+from ppas_core.policy import PolicyParams
+from traces.format import Trace, write_trace
+
+# What a resumed study may change: how long it searches and how its results are read. The rest would mix measurements.
+_MAY_CHANGE: Final = {
+    "trials", "time_budget", "random_arm", "prefer", "protect", "tie_pct", "min_gain_pct", "confidence",
+}  # fmt: skip
+
+
+class RunFolder:
+    """The folder of one study. Make it with `open_run`, or `existing_run` to only read it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.database = path / "study.db"
+        self.results = path / "results.json"
+        self.report = path / "report.html"
+        self.export = path / "export"
+
+    def spec(self) -> StudySpec:
+        """The study as resolved. Raises InvalidInput."""
+        return load_spec(self.path / "study.yaml")
+
+    def save_trial(self, folder: str, params: PolicyParams, outcome: Outcome, replays: Sequence[Replay]) -> None:
+        """Keeps one tried setting under `folder`, such as `trials/12`: settings, metrics and every request."""
+        target = self.path / folder
+        target.mkdir(parents=True, exist_ok=True)
+        _write_json(target / "settings.json", params.to_dict())
+        if replays:
+            frames = [replay.requests.to_frame().assign(trace=replay.trace_name, regime=replay.regime,
+                                                        origin=str(replay.origin)) for replay in replays]  # fmt: skip
+            temporary = target / "requests.parquet.tmp"
+            pd.concat(frames, ignore_index=True).to_parquet(temporary, index=False)
+            temporary.replace(target / "requests.parquet")
+        _write_json(
+            target / "metrics.json",
+            {
+                "objectives": outcome.objectives,
+                "regimes": outcome.regimes,
+                "branch_steps": outcome.branch_steps,
+                "duration_s": outcome.duration_s,
+                "reason": outcome.reason,
+            },
+        )
+
+    def write_manifest(self) -> None:
+        """Digests of everything a reader may want to check, except the database."""
+        names = ["study.yaml", "identity.json", "results.json", "report.html"]
+        files = [self.path / name for name in names]
+        files += sorted((self.path / "traces").iterdir())
+        files += sorted(file for file in self.export.rglob("*") if file.is_file())
+        digests = {
+            str(file.relative_to(self.path)): f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
+            for file in files
+            if file.exists()
+        }
+        _write_json(self.path / "manifest.json", {"version": 1, "files": digests})
+
+
+def identity(spec: StudySpec, traces: Sequence[Trace], measured_on: dict[str, Any]) -> dict[str, Any]:
+    """What must not change while a study grows: spec, traces and measured system, as plain JSON values."""
+    keys = {key: value for key, value in spec.model_dump(mode="json").items() if key not in _MAY_CHANGE}
+    identical: dict[str, Any] = json.loads(
+        json.dumps({"spec": keys, "traces": [trace.digest for trace in traces], "measured_on": measured_on})
+    )
+    return identical
+
+
+@contextlib.contextmanager
+def open_run(path: Path, spec: StudySpec, traces: Sequence[Trace], measured_on: dict[str, Any]) -> Iterator[RunFolder]:
+    """The run folder at `path` for this study, new or continued, locked for as long as the context lasts.
+
+    Raises InvalidInput, touching nothing, when `path` holds something else or another study, or is in use.
+    """
+    wanted = identity(spec, traces, measured_on)
+    if path.exists():
+        _check_same_study(path, wanted)
+    else:
+        _create(path, spec, traces, wanted)
+    with (path / ".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InvalidInput(
+                f"{path}: another ppas process is working in this run folder; wait for it, or stop it"
+            ) from None
+        write_atomically(path / "study.yaml", spec.to_yaml().encode())
+        yield RunFolder(path)
+
+
+def existing_run(path: Path) -> RunFolder:
+    """The run folder at `path`, to read. Raises InvalidInput when it is none."""
+    if not (path / "identity.json").is_file():
+        raise InvalidInput(f"{path}: is not a run folder; `ppas tune STUDY.yaml` makes one under runs/")
+    return RunFolder(path)
+
+
+def folder_name(label: str) -> str:
+    """A setting's label as a file name: every other character becomes '-'."""
+    return re.sub(r"[^A-Za-z0-9.]+", "-", label).strip("-")
+
+
+def _create(path: Path, spec: StudySpec, traces: Sequence[Trace], wanted: dict[str, Any]) -> None:
+    unfinished = path.with_name(f".{path.name}.tmp")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        unfinished.mkdir(parents=True)
+        write_atomically(unfinished / "study.yaml", spec.to_yaml().encode())
+        _write_json(unfinished / "identity.json", wanted)
+        for trace in traces:
+            write_trace(trace, unfinished / "traces" / f"{folder_name(trace.name)}.jsonl")
+        unfinished.rename(path)
+    except OSError as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise InvalidInput(f"{path}: the run folder cannot be made: {error}") from None
+
+
+def _check_same_study(path: Path, wanted: dict[str, Any]) -> None:
+    file = path / "identity.json"
+    if not file.is_file():
+        raise InvalidInput(f"{path}: exists and is not a run folder; name another with --run, or move it away")
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidInput(f"{file}: cannot be read: {error}; name another folder with --run") from None
+    if found == wanted:
+        return
+    for part in ("spec", "traces", "measured_on"):
+        if found.get(part) != wanted[part]:
+            raise InvalidInput(
+                f"{path}: holds another study ({_difference(part, found.get(part), wanted[part])}); "
+                "name another folder with --run, or change the study's name"
+            )
+
+
+def _difference(part: str, found: object, wanted: object) -> str:
+    if isinstance(found, dict) and isinstance(wanted, dict):
+        for key in wanted:
+            if found.get(key) != wanted[key]:
+                return f"{key} is {found.get(key)!r} there, {wanted[key]!r} here"
+    return f"its {part} differ"
+
+
+def _write_json(path: Path, data: Any) -> None:
+    write_atomically(path, json.dumps(data, indent=1, ensure_ascii=False).encode() + b"\n")

@@ -1,0 +1,193 @@
+"""The search: an Optuna study on SQLite that survives a kill, and what it knows afterwards.
+
+One trial is one setting on all tuning traces. A setting that fails is told to the sampler as a point that violates a
+constraint, with values a little worse than the worst seen, so that the search moves away from it: Optuna's own FAIL
+state is invisible to its samplers. Only this module (and the search space's `suggest`) knows Optuna.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import optuna
+from optuna.samplers import BaseSampler
+from optuna.trial import FrozenTrial, Trial, TrialState
+
+from autotune.aggregate import RegimeMeans
+from autotune.results import Arm
+from ppas_core.errors import InvalidInput
+from ppas_core.policy import PolicyParams
+from search_spaces.space import Space
+
+_FAILED: Final = "failed"
+_MEASURED: Final = "measured"
+_NO_MEASUREMENT_YET: Final = 10.0
+"""What a failed trial is told when nothing has succeeded before it: ten times the reference."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What trying one setting gave: ratios to the reference by objective, or the reason of the failure."""
+
+    objectives: dict[str, float]
+    regimes: RegimeMeans
+    branch_steps: dict[str, int]
+    duration_s: float
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchTrial:
+    """A finished trial: its place in the study, why it was tried, the realised setting, and what it gave."""
+
+    number: int
+    arm: Arm
+    params: PolicyParams
+    outcome: Outcome
+
+
+Evaluate = Callable[[int, PolicyParams], Outcome]
+"""Tries a setting as the trial of that number."""
+
+
+def resolve_sampler(name: str) -> str:
+    """`auto` becomes gp where torch is installed, else tpe. Raises InvalidInput when a sampler's package is missing."""
+    needs = {"gp": "torch", "cmaes": "cmaes"}
+    if name == "auto":
+        return "gp" if importlib.util.find_spec("torch") else "tpe"
+    if (package := needs.get(name)) and not importlib.util.find_spec(package):
+        raise InvalidInput(
+            f"sampler {name!r} needs the package {package!r}, which is not installed; install it or use tpe"
+        )
+    return name
+
+
+class Search:
+    """One arm of a study, stored under `name` in the SQLite file `database`; opening it again continues it.
+
+    first: settings to try before the sampler's own, with their arm; they must lie in `space`.
+    deterministic: whether the same setting always measures the same (the simulator without noise).
+    """
+
+    def __init__(
+        self,
+        database: Path,
+        name: str,
+        *,
+        space: Space,
+        objectives: Sequence[str],
+        sampler: str,
+        seed: int,
+        deterministic: bool,
+        arm: Arm = "search",
+        first: Sequence[tuple[Arm, PolicyParams]] = (),
+    ) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._space = space
+        self._objectives = tuple(objectives)
+        self._arm: Arm = arm
+        storage = optuna.storages.RDBStorage(f"sqlite:///{database}", engine_kwargs={"connect_args": {"timeout": 60}})
+        self._study = optuna.create_study(
+            study_name=name,
+            storage=storage,
+            directions=["minimize"] * len(self._objectives),
+            load_if_exists=True,
+        )
+        self._study.set_metric_names(list(self._objectives))
+        begun = self._study.get_trials(deepcopy=False)
+        # A seeded sampler that is started again would repeat its first points: move its stream on.
+        self._study.sampler = _make_sampler(sampler, seed + len(begun), deterministic)
+        for first_arm, params in first[len(begun) :]:
+            self._study.enqueue_trial(space.encode(params), user_attrs={"arm": first_arm})
+
+    def trials(self) -> list[SearchTrial]:
+        """The finished trials, in order."""
+        return [self._read(trial) for trial in self._study.get_trials(states=(TrialState.COMPLETE,))]
+
+    def step(self, evaluate: Evaluate) -> SearchTrial:
+        """Runs one more trial: first the one that a killed process left unfinished, else the sampler's next."""
+        interrupted = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            trial = Trial(self._study, interrupted[0]._trial_id) if interrupted else self._study.ask()
+            params = self._space.suggest(trial)
+        if _MEASURED not in trial.user_attrs:
+            self._write(trial, params, evaluate(trial.number, params))
+        outcome = _read_outcome(trial.user_attrs)
+        good = outcome.reason is None
+        self._study.tell(trial, [outcome.objectives[name] for name in self._objectives] if good else self._penalty())
+        return SearchTrial(trial.number, self._arm_of(trial.user_attrs), params, outcome)
+
+    def importance(self) -> dict[str, dict[str, float]]:
+        """Objective to knob to its share of the variance among good trials (PED-ANOVA); empty with too few trials."""
+        shares: dict[str, dict[str, float]] = {}
+        for index, name in enumerate(self._objectives):
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # PED-ANOVA is marked experimental, and says so at each call
+                    found = optuna.importance.get_param_importances(
+                        self._study,
+                        evaluator=optuna.importance.PedAnovaImportanceEvaluator(),
+                        target=_ValueOf(index),
+                    )
+            except (ValueError, RuntimeError):
+                return {}
+            shares[name] = {knob: float(share) for knob, share in found.items()}
+        return shares
+
+    def _arm_of(self, user_attrs: dict[str, Any]) -> Arm:
+        arm: Arm = user_attrs.get("arm", self._arm)
+        return arm
+
+    def _write(self, trial: Trial, params: PolicyParams, outcome: Outcome) -> None:
+        # Every trial sets the constraint: the GP sampler raises when one lacks it.
+        trial.set_constraint(_FAILED, 0.0 if outcome.reason is None else 1.0)
+        trial.set_user_attr("settings", params.to_dict())
+        trial.set_user_attr(_MEASURED, asdict(outcome))
+
+    def _read(self, trial: FrozenTrial) -> SearchTrial:
+        attrs = trial.user_attrs
+        params = PolicyParams.from_dict(attrs["settings"])
+        return SearchTrial(trial.number, self._arm_of(attrs), params, _read_outcome(attrs))
+
+    def _penalty(self) -> list[float]:
+        good = [trial.outcome.objectives for trial in self.trials() if trial.outcome.reason is None]
+        return [1.05 * max((o[name] for o in good), default=_NO_MEASUREMENT_YET) for name in self._objectives]
+
+
+@dataclass(frozen=True, slots=True)
+class _ValueOf:
+    """Takes objective number `index` of a trial; PED-ANOVA wants a function of the trial."""
+
+    index: int
+
+    def __call__(self, trial: FrozenTrial) -> float:
+        return float(trial.values[self.index])
+
+
+def _read_outcome(user_attrs: dict[str, Any]) -> Outcome:
+    return Outcome(**user_attrs[_MEASURED])
+
+
+def _make_sampler(name: str, seed: int, deterministic: bool) -> BaseSampler:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        match name:
+            case "gp":
+                return optuna.samplers.GPSampler(seed=seed, deterministic_objective=deterministic)
+            case "tpe":
+                return optuna.samplers.TPESampler(seed=seed, multivariate=True)
+            case "cmaes":
+                return optuna.samplers.CmaEsSampler(seed=seed)
+            case "nsga2":
+                return optuna.samplers.NSGAIISampler(seed=seed, population_size=20)
+            case "qmc":
+                return optuna.samplers.QMCSampler(seed=seed, scramble=True)
+            case "random":
+                return optuna.samplers.RandomSampler(seed=seed)
+    raise InvalidInput(f"no sampler {name!r}; allowed: gp, tpe, cmaes, nsga2, qmc, random")
