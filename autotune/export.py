@@ -28,6 +28,7 @@ from ppas_core.errors import InvalidInput
 from ppas_core.files import write_atomically
 from ppas_core.naming import did_you_mean
 from ppas_core.policy import PolicyParams, Scope
+from ppas_core.vllm.settings import EngineLimits, params_from_environment
 
 Generation = Literal["0.22.1", "0.27.1"]
 """A published patched server, by the vLLM version it patches."""
@@ -390,18 +391,9 @@ def _read_env(text: str) -> PolicyParams:
     variables = _variables(text)
     if not variables:
         return _checked_static(b_max, max_num_seqs, digest)
-    plus = variables.get("PPAS_PLUS_ENABLED") == "1"
-    if plus == (variables.get("PPAS_ENABLED") == "1"):
-        raise InvalidInput("exactly one of PPAS_ENABLED and PPAS_PLUS_ENABLED must be 1; export again")
-    params = PolicyParams(
-        b_max=b_max,
-        b_cap=int(variables.get("PPAS_B_CAP", PATCH_0_22_1_B_CAP)),
-        n_th=int(variables.get("PPAS_N_TH", PATCH_N_TH)),
-        t_large=int(variables["PPAS_LARGE_PREFILL_THRESHOLD"]) if plus else None,
-        scope=Scope(variables["PPAS_SCOPE"]),
-        max_num_seqs=max_num_seqs,
-        decode_guard=variables.get("PPAS_DECODE_GUARD") == "1",
-    )
+    params = params_from_environment(variables, EngineLimits(b_max, max_num_seqs))
+    if params is None:
+        raise InvalidInput("neither PPAS_ENABLED nor PPAS_PLUS_ENABLED is 1; export again")
     return _checked(params, digest)
 
 
@@ -418,10 +410,6 @@ def _variables(text: str) -> dict[str, str]:
         if name in found:
             raise InvalidInput(f"{name} stands there twice; keep one")
         found[name] = value
-    if found and "PPAS_SCOPE" not in found:
-        raise InvalidInput("PPAS_SCOPE is missing; allowed: prefill or global")
-    if "PPAS_PLUS_ENABLED" in found and "PPAS_LARGE_PREFILL_THRESHOLD" not in found:
-        raise InvalidInput("PPAS_LARGE_PREFILL_THRESHOLD is missing; P-PAS+ needs it")
     return found
 
 

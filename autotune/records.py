@@ -6,7 +6,7 @@ The simulator and the live replay emit the same `Replay`, so that every later st
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
@@ -69,21 +69,6 @@ class RequestRecords:
                 counts[word] = counts.get(word, 0) + 1
         return counts
 
-    def to_frame(self) -> pd.DataFrame:
-        """One row per request, without the chunks; the columns are named as the attributes."""
-        return pd.DataFrame(
-            {
-                "planned_s": self.planned_s,
-                "sent_s": self.sent_s,
-                "first_token_s": self.first_token_s,
-                "last_token_s": self.last_token_s,
-                "done_s": self.done_s,
-                "prompt_tokens": self.prompt_tokens,
-                "output_tokens": self.output_tokens,
-                "status": list(self.status),
-            }
-        )
-
 
 @dataclass(frozen=True, eq=False)
 class Replay:
@@ -100,3 +85,21 @@ class Replay:
     origin: Origin
     requests: RequestRecords
     branch_steps: Mapping[str, int] = field(default_factory=dict)
+
+
+def request_table(replays: Sequence[Replay]) -> pd.DataFrame:
+    """One row per request of all `replays`, in order, without the chunks: trace, regime, origin, then its times."""
+    sizes = [len(replay.requests) for replay in replays]
+    labels = {
+        "trace": np.repeat([replay.trace_name for replay in replays], sizes),
+        "regime": np.repeat([replay.regime for replay in replays], sizes),
+        "origin": np.repeat([str(replay.origin) for replay in replays], sizes),
+    }
+    columns = {
+        name: np.concatenate([getattr(replay.requests, name) for replay in replays])
+        for name in (
+            "planned_s", "sent_s", "first_token_s", "last_token_s", "done_s", "prompt_tokens", "output_tokens",
+        )
+    }  # fmt: skip
+    status = [word for replay in replays for word in replay.requests.status]
+    return pd.DataFrame({**labels, **columns, "status": status})

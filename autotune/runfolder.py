@@ -20,9 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import pandas as pd
-
-from autotune.records import Replay
+from autotune.records import Replay, request_table
 from autotune.spec import StudySpec, load_spec
 from autotune.study import Outcome
 from ppas_core.errors import InvalidInput
@@ -56,10 +54,8 @@ class RunFolder:
         target.mkdir(parents=True, exist_ok=True)
         _write_json(target / "settings.json", params.to_dict())
         if replays:
-            frames = [replay.requests.to_frame().assign(trace=replay.trace_name, regime=replay.regime,
-                                                        origin=str(replay.origin)) for replay in replays]  # fmt: skip
             temporary = target / "requests.parquet.tmp"
-            pd.concat(frames, ignore_index=True).to_parquet(temporary, index=False)
+            request_table(replays).to_parquet(temporary, index=False)
             temporary.replace(target / "requests.parquet")
         _write_json(
             target / "metrics.json",

@@ -8,6 +8,7 @@ state is invisible to its samplers. Only this module (and the search space's `su
 from __future__ import annotations
 
 import importlib.util
+import sqlite3
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -91,14 +92,18 @@ class Search:
         self._space = space
         self._objectives = tuple(objectives)
         self._arm: Arm = arm
-        storage = optuna.storages.RDBStorage(f"sqlite:///{database}", engine_kwargs={"connect_args": {"timeout": 60}})
+        storage = optuna.storages.RDBStorage(
+            f"sqlite:///{database}", engine_kwargs={"creator": lambda: _connect(database)}
+        )
         self._study = optuna.create_study(
             study_name=name,
             storage=storage,
             directions=["minimize"] * len(self._objectives),
             load_if_exists=True,
         )
-        self._study.set_metric_names(list(self._objectives))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            self._study.set_metric_names(list(self._objectives))
         begun = self._study.get_trials(deepcopy=False)
         # A seeded sampler that is started again would repeat its first points: move its stream on.
         self._study.sampler = _make_sampler(sampler, seed + len(begun), deterministic)
@@ -158,6 +163,14 @@ class Search:
     def _penalty(self) -> list[float]:
         good = [trial.outcome.objectives for trial in self.trials() if trial.outcome.reason is None]
         return [1.05 * max((o[name] for o in good), default=_NO_MEASUREMENT_YET) for name in self._objectives]
+
+
+def _connect(database: Path) -> sqlite3.Connection:
+    """A connection in write-ahead mode: a killed process loses nothing, and no trial waits for a disk flush."""
+    connection = sqlite3.connect(database, timeout=60, check_same_thread=False)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=NORMAL")
+    return connection
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from autotune import aggregate, choose, landscape, metrics, pareto, provenance
-from autotune.compare import compare_settings, held_out_result
+from autotune.compare import COMPARED, compare_settings, held_out_result
 from autotune.evaluate import Evaluator, SimulatedEvaluator
 from autotune.progress import Progress, Silent
 from autotune.records import Origin, Replay
@@ -113,6 +113,7 @@ class _Tuner:
         self.progress = progress
         self.limits = plan.spec.metric_limits()
         self.objectives = plan.spec.objectives
+        self.metrics = tuple(dict.fromkeys([*COMPARED, *self.objectives]))
         self.preferred = choose.preferred_metrics(plan.spec.prefer, self.objectives)
         self.base = self._measure_reference()
 
@@ -223,7 +224,7 @@ class _Tuner:
         replays: list[Replay] = []
         try:
             replays = [self.plan.evaluator.replay(params, trace) for trace in self.plan.tuning]
-            means = aggregate.regime_means(replays, metrics.METRICS, self.limits)
+            means = aggregate.regime_means(replays, self.metrics, self.limits)
             reference = base.regimes if base is not None else means
             objectives = {name: aggregate.objective(name, means, reference) for name in self.objectives}
             outcome = Outcome(objectives, means, aggregate.sum_branches(replays), time.perf_counter() - started)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from reports.html import write_report
-
 from autotune import aggregate, choose
 from autotune.export import write_export
 from autotune.progress import Progress
@@ -14,6 +12,7 @@ from autotune.runfolder import RunFolder
 from autotune.spec import StudySpec
 from autotune.tune import Plan, make_plan, tune
 from ppas_core.policy import PolicyParams
+from reports.html import write_report
 
 
 def run_study(spec: StudySpec, path: Path, *, base: Path, progress: Progress) -> StudyResults:

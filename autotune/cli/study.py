@@ -86,9 +86,8 @@ def report(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to; default RUN/report.html.")] = None,
 ) -> None:
     """Write the HTML report of a finished study again, from its run folder alone."""
-    from reports.html import write_report
-
     from autotune.runfolder import existing_run
+    from reports.html import write_report
 
     folder = existing_run(run)
     target = output or folder.report
