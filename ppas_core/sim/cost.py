@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -17,13 +17,18 @@ class StepCost:
     """Coefficients of the step time, all at least 0, in seconds; validated at construction.
 
         t = step_s
-          + prefill_token_s * P + prefill_pair_s * A + prefill_step_s * [P > 0]
+          + prefill_step_s * [P > 0] + prefill_token_s * P + prefill_pair_s * A
+          + prefill_ramp_token_s * min(P, prefill_ramp_tokens)
           + decode_token_s * D + decode_context_token_s * K
           + mixed_step_s * [P > 0 and D > 0]
 
     P: prefill tokens of the step. A: pairs of a prefill token and a token it attends to, the sum over chunks of
     `chunk * context_before + chunk * (chunk + 1) / 2`. D: decode tokens. K: KV entries that the decodes read, the sum
     of their contexts with the new token. A step is one fused pass: nothing is paid twice because it is mixed.
+
+    mixed_step_s is what the decodes of a mixed step wait for: their attention runs in the kernel for prefills, which
+    does not split a long context over the GPU. The ramp says that small chunks fill the GPU less well than large ones:
+    each token costs prefill_ramp_token_s more until the step holds prefill_ramp_tokens (tokens, not seconds) of them.
     """
 
     step_s: float
@@ -33,14 +38,16 @@ class StepCost:
     decode_context_token_s: float
     prefill_step_s: float = 0.0
     mixed_step_s: float = 0.0
+    prefill_ramp_token_s: float = 0.0
+    prefill_ramp_tokens: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, bool) or not isinstance(value, int | float):
-                raise InvalidInput(f"{field.name} is {value!r}; allowed: a number of seconds of at least 0")
-            if not math.isfinite(value) or value < 0:
-                raise InvalidInput(f"{field.name} is {value!r}; allowed: a finite number of seconds of at least 0")
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not math.isfinite(value) or value < 0:
+                unit = "tokens" if field.name == "prefill_ramp_tokens" else "seconds"
+                raise InvalidInput(f"{field.name} is {value!r}; allowed: a finite number of {unit} of at least 0")
             object.__setattr__(self, field.name, float(value))
         if self.step_s + self.prefill_token_s + self.decode_token_s <= 0:
             raise InvalidInput("a step must take time: one of step_s, prefill_token_s, decode_token_s must exceed 0")
@@ -52,6 +59,7 @@ class StepCost:
             duration += self.prefill_step_s
             duration += self.prefill_token_s * prefill_tokens
             duration += self.prefill_pair_s * prefill_pairs
+            duration += self.prefill_ramp_token_s * min(float(prefill_tokens), self.prefill_ramp_tokens)
         if decode_tokens > 0:
             duration += self.decode_token_s * decode_tokens
             duration += self.decode_context_token_s * decode_context_tokens
@@ -70,6 +78,8 @@ class StepCost:
                 self.decode_context_token_s,
                 self.prefill_step_s,
                 self.mixed_step_s,
+                self.prefill_ramp_token_s,
+                self.prefill_ramp_tokens,
             )
         )
 
@@ -79,10 +89,14 @@ class StepCost:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> StepCost:
-        """Coefficients from parsed JSON. Raises InvalidInput on unknown or missing keys and on bad values."""
+        """Coefficients from parsed JSON. Those with a default may be absent.
+
+        Raises InvalidInput on unknown or missing keys and on bad values.
+        """
         known = [field.name for field in fields(cls)]
+        required = [field.name for field in fields(cls) if field.default is MISSING]
         if unknown := sorted(set(data) - set(known)):
             raise InvalidInput(f"unknown step cost {unknown[0]!r}; allowed: {', '.join(known)}")
-        if missing := [name for name in known if name not in data]:
-            raise InvalidInput(f"step cost {missing[0]!r} is missing; required: {', '.join(known)}")
+        if missing := [name for name in required if name not in data]:
+            raise InvalidInput(f"step cost {missing[0]!r} is missing; required: {', '.join(required)}")
         return cls(**data)

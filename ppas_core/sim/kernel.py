@@ -75,6 +75,7 @@ def _seconds(cost: Any, prefill_tokens: int, prefill_pairs: int, decode_tokens: 
         duration += cost[5]
         duration += cost[1] * prefill_tokens
         duration += cost[2] * prefill_pairs
+        duration += cost[7] * min(float(prefill_tokens), cost[8])
     if decode_tokens > 0:
         duration += cost[3] * decode_tokens
         duration += cost[4] * decode_context
@@ -363,7 +364,7 @@ def replay_batch(
 ) -> int:
     """Replay the traces one after the other under one setting. Returns OK, STALLED or LOG_FULL.
 
-    settings: int64[NUM_SETTINGS]. cost: float64[7] in the order of `StepCost`. delay_s: front-end delay of a request.
+    settings: int64[NUM_SETTINGS]. cost: float64[9] in the order of `StepCost`. delay_s: front-end delay of a request.
     noise: float64[M], factor of step k is noise[k % M]. trace_start: int64[T + 1], the traces' places in the
     request arrays. token_start: int64[N + 1], the requests' places in token_time, counted over the whole batch.
     outputs: (token_time float64[sum of outputs], preemptions int64[N], counters int64[T, NUM_COUNTERS] holding 0,

@@ -24,6 +24,8 @@ COST = StepCost(
     decode_context_token_s=2.1e-7,
     prefill_step_s=0.0011,
     mixed_step_s=0.0007,
+    prefill_ramp_token_s=3.3e-6,
+    prefill_ramp_tokens=150.5,
 )
 
 
