@@ -199,7 +199,8 @@ def _read_lines(path: Path) -> list[str]:
         raise InvalidInput(f"{path}: cannot be read: {error}") from None
     except UnicodeDecodeError as error:
         raise InvalidInput(f"{path}: is not UTF-8 text (byte {error.start})") from None
-    return [line for line in text.splitlines() if line.strip()]
+    # Not splitlines(): a name may hold characters that it would split at.
+    return [line for line in text.split("\n") if line.strip()]
 
 
 def _read_header(path: Path, line: str) -> dict[str, Any]:
@@ -264,7 +265,7 @@ def _request_lines(requests: Iterable[TraceRequest]) -> Iterable[bytes]:
 
 
 def _json_line(data: Mapping[str, Any]) -> bytes:
-    return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).encode() + b"\n"
 
 
 def _is_int(value: object) -> bool:

@@ -1,0 +1,197 @@
+"""Aggregation, the paired bootstrap, the front and the choice: laws and worked examples."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hand_made import records
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from autotune import aggregate, choose, pareto, stats
+from autotune.choose import Candidate
+from autotune.records import Origin, Replay
+from ppas_core.defaults import published
+from ppas_core.errors import InvalidInput, NoResult
+from ppas_core.policy import Branch, PolicyParams, Scope
+
+REFERENCE = published("ppas")
+
+
+def replay(
+    latencies: Sequence[float], *, regime: str = "r", name: str = "t", status: list[str] | None = None
+) -> Replay:
+    """One trace whose requests all arrive at 0, get a first token at once and the last after `latencies`."""
+    return Replay(
+        params=REFERENCE,
+        trace_name=name,
+        trace_digest=name,
+        regime=regime,
+        origin=Origin.SIMULATED,
+        requests=records([0.0] * len(latencies), [[0.01, latency] for latency in latencies], status=status),
+    )
+
+
+def study(seed: int, factor: float, *, noise: float = 0.0, run: int = 0, traces: int = 6) -> list[Replay]:
+    """Traces of two regimes with log-normal latencies; `factor` scales them, `noise` is drawn anew in each `run`."""
+    shared, own = np.random.default_rng(seed), np.random.default_rng([seed, run, 7])
+    return [
+        replay(factor * np.exp(shared.normal(size=20)) * np.exp(noise * own.normal(size=20)) + 0.1,
+               regime=f"r{i % 2}", name=f"t{i}")
+        for i in range(traces)
+    ]  # fmt: skip
+
+
+def test_regimes_weigh_the_same_and_seeds_are_averaged_before_the_ratio() -> None:
+    reference = [replay([1.0], name="a"), replay([3.0], name="b"), replay([10.0], regime="s", name="c")]
+    setting = [replay([2.0], name="a"), replay([2.0], name="b"), replay([5.0], regime="s", name="c")]
+    means = [aggregate.regime_means(side, ["mean_latency_s"]) for side in (setting, reference)]
+    assert means[1] == {"r": {"mean_latency_s": 2.0}, "s": {"mean_latency_s": 10.0}}
+    assert aggregate.objective("mean_latency_s", *means) == pytest.approx((1.0 * 0.5) ** 0.5)
+    assert aggregate.improvement_pct(0.915) == pytest.approx(8.5)
+
+
+def test_where_higher_is_better_the_ratio_is_turned_round() -> None:
+    assert aggregate.ratio("goodput_per_s", 4.0, 2.0) == 0.5
+
+
+def test_a_run_with_a_failed_request_has_no_score() -> None:
+    with pytest.raises(NoResult, match="trace 't': 1 timeout of 2 requests"):
+        aggregate.regime_means([replay([1.0, 2.0], status=["ok", "timeout"])], ["mean_latency_s"])
+
+
+def test_an_undefined_metric_is_an_error_and_never_a_number() -> None:
+    nan = {"r": {"mean_tpot_s": float("nan")}}
+    with pytest.raises(NoResult, match="mean_tpot_s is undefined in regime 'r'"):
+        aggregate.objective("mean_tpot_s", nan, nan)
+
+
+def test_a_setting_against_itself_has_no_difference_at_all() -> None:
+    found = stats.compare(study(1, 1.0), study(1, 1.0), ["mean_latency_s", "p95_latency_s"])
+    assert {(i.value, i.low, i.high) for i in found.overall.values()} == {(0.0, 0.0, 0.0)}
+    assert (found.share_faster.value, found.share_slower) == (0.0, 0.0)
+
+
+def test_a_clear_gain_has_an_interval_around_it_and_is_called_better() -> None:
+    found = stats.compare(study(1, 0.9), study(1, 1.0), ["mean_latency_s"])
+    effect = found.overall["mean_latency_s"]
+    assert 0 < effect.low < effect.value < effect.high < 10
+    assert choose.verdict(found, ["mean_latency_s"], min_gain_pct=1) == "better"
+    assert choose.verdict(found, ["mean_latency_s"], min_gain_pct=20) == "no clear winner"
+    backwards = stats.compare(study(1, 1.0), study(1, 0.9), ["mean_latency_s"])
+    assert choose.verdict(backwards, ["mean_latency_s"], min_gain_pct=1) == "worse"
+    assert found.share_faster.value == 1.0
+    sentence = choose.sentence("tuned", "paper default", found, ["mean_latency_s"], "better")
+    assert sentence.startswith("tuned is better than paper default: mean end-to-end latency ")
+    assert "over 6 held-out traces with 120 requests, 100% of them faster and 0% slower" in sentence
+
+
+def test_intervals_cover_a_true_null_effect_about_as_often_as_they_say() -> None:
+    """Two noisy measurements of the same setting: a 95 % interval must hold 0 in most of 60 repetitions."""
+    covered = 0
+    for seed in range(60):
+        a, b = (study(seed, 1.0, noise=0.3, run=run, traces=12) for run in (0, 1))
+        effect = stats.compare(a, b, ["mean_latency_s"], resamples=400).overall["mean_latency_s"]
+        covered += effect.low <= 0 <= effect.high
+    assert covered >= 52
+
+
+def test_settings_on_different_traces_are_not_compared() -> None:
+    with pytest.raises(InvalidInput, match="not replayed on the same traces"):
+        stats.compare(study(1, 1.0), study(1, 1.0)[::-1], ["mean_latency_s"])
+
+
+def test_the_same_seed_gives_the_same_interval() -> None:
+    pair = study(3, 0.97, noise=0.1), study(3, 1.0, noise=0.1, run=1)
+    assert stats.compare(*pair, ["p95_latency_s"], seed=5) == stats.compare(*pair, ["p95_latency_s"], seed=5)
+
+
+POINTS = st.lists(st.tuples(*[st.integers(0, 6)] * 3), min_size=1, max_size=8)
+
+
+@settings(max_examples=60)
+@given(POINTS)
+def test_hypervolume_counts_the_unit_cells_that_some_point_dominates(points: list[tuple[int, int, int]]) -> None:
+    cells = {
+        (x, y, z)
+        for a, b, c in points
+        for x in range(a, 7)
+        for y in range(b, 7)
+        for z in range(c, 7)
+    }  # fmt: skip
+    assert pareto.hypervolume(points, (7, 7, 7)) == pytest.approx(len(cells))
+
+
+@given(POINTS)
+def test_nothing_on_the_front_is_dominated_and_everything_else_is(points: list[tuple[int, int, int]]) -> None:
+    front = pareto.on_front(points)
+
+    def dominates(a: Sequence[int], b: Sequence[int]) -> bool:
+        return all(x <= y for x, y in zip(a, b, strict=True)) and a != b
+
+    for point, keep in zip(points, front, strict=True):
+        assert keep == (not any(dominates(other, point) for other in points))
+
+
+def _candidate(
+    mean: float, p95: float = 1.0, *, regimes: dict[str, float] | None = None, b_cap: int = 2048
+) -> Candidate:
+    means = {
+        name: {"mean_latency_s": value, "p95_latency_s": value} for name, value in (regimes or {"r": mean}).items()
+    }
+    return Candidate(PolicyParams(b_max=16384, b_cap=b_cap), {"mean_latency_s": mean, "p95_latency_s": p95}, means)
+
+
+BASE = _candidate(1.0)
+MEAN = ["mean_latency_s"]
+
+
+@pytest.mark.parametrize(
+    ("others", "preferred", "pick"),
+    [
+        ([_candidate(0.9), _candidate(0.8)], MEAN, 2),
+        ([_candidate(1.2)], MEAN, 0),
+        ([_candidate(0.996)], MEAN, 0),  # within 0.5 % of the best: the reference is kept
+        ([_candidate(0.9, b_cap=512), _candidate(0.899, b_cap=256)], MEAN, 1),  # a tie goes to the nearest
+        ([_candidate(0.9, 1.5), _candidate(0.95, 0.9)], ["p95_latency_s"], 2),
+        ([_candidate(0.9, 1.5), _candidate(0.95, 0.9)], ["mean_latency_s", "p95_latency_s"], 2),
+    ],
+)
+def test_the_rule_picks_the_best_and_ties_go_towards_the_reference(
+    others: list[Candidate], preferred: list[str], pick: int
+) -> None:
+    assert choose.choose([BASE, *others], 0, preferred).index == pick
+
+
+def test_a_setting_that_harms_a_protected_regime_is_not_picked() -> None:
+    base = _candidate(1.0, regimes={"idle": 1.0, "busy": 1.0})
+    risky = _candidate(0.7, regimes={"idle": 1.1, "busy": 0.5})
+    safe = _candidate(0.9, regimes={"idle": 1.0, "busy": 0.8})
+    assert choose.choose([base, risky, safe], 0, MEAN).index == 1
+    found = choose.choose([base, risky, safe], 0, MEAN, protect=["idle"])
+    assert found.index == 2
+    assert "1 settings were left out for harming a protected regime" in found.sentence
+
+
+def test_without_candidates_there_is_no_result() -> None:
+    with pytest.raises(NoResult):
+        choose.choose([], 0, MEAN)
+
+
+def test_knobs_that_never_acted_get_their_default_back() -> None:
+    pick = PolicyParams(b_max=8192, b_cap=512, n_th=5, t_large=9000, scope=Scope.GLOBAL)
+    never: dict[str, int] = {Branch.MAX: 100}
+    settled, reasons = choose.settle(pick, never, REFERENCE)
+    assert (settled.b_max, settled.b_cap, settled.n_th, settled.t_large) == (8192, 2048, 2, None)
+    assert set(reasons) == {"t_large", "n_th", "b_cap"}
+    acted = {Branch.MAX: 1, Branch.PRESSURE: 1, Branch.LARGE_PREFILL: 1}
+    assert choose.settle(pick, acted, REFERENCE) == (pick, {})
+
+
+def test_prefer_must_name_an_objective() -> None:
+    objectives = ["mean_latency_s", "p95_ttft_s"]
+    assert choose.preferred_metrics("mean", objectives) == ("mean_latency_s",)
+    assert choose.preferred_metrics("balanced", objectives) == tuple(objectives)
+    assert choose.preferred_metrics("p95_ttft_s", objectives) == ("p95_ttft_s",)
+    with pytest.raises(InvalidInput, match="allowed: mean, balanced, p95_ttft_s"):
+        choose.preferred_metrics("p95", objectives)
