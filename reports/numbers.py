@@ -1,0 +1,127 @@
+"""How numbers and names are written for people. Results stay in seconds; milliseconds exist only here."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+from collections.abc import Iterable
+from datetime import datetime
+
+from autotune.metrics import METRICS
+
+MINUS = "\N{MINUS SIGN}"
+NONE = "\N{EN DASH}"
+"""Stands where a value is missing, undefined or not finite."""
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
+
+
+def finite(value: float | None) -> float | None:
+    """`value` when it is a finite number, else None."""
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """`value` with about `digits` significant digits, never in exponent form between 1e-4 and 1e9."""
+    number = finite(value)
+    if number is None:
+        return NONE
+    if number == 0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(number))))
+    if abs(number) < 1e-4 or abs(number) >= 1e9:
+        return f"{number:.{digits - 1}e}".replace("-", MINUS)
+    return f"{number:,.{decimals}f}".replace("-", MINUS)
+
+
+def percent(value: float | None, *, signed: bool = True, digits: int = 1) -> str:
+    """A value that is already in per cent: `+8.5 %`."""
+    number = finite(value)
+    if number is None:
+        return NONE
+    text = f"{number:+.{digits}f}" if signed else f"{number:.{digits}f}"
+    if float(text) == 0:
+        text = text.lstrip("+-")
+    return text.replace("-", MINUS) + " %"
+
+
+def interval(low: float | None, high: float | None, *, signed: bool = True) -> str:
+    """An interval in per cent: `+6.1 to +10.9 %`."""
+    return f"{percent(low, signed=signed).removesuffix(' %')} to {percent(high, signed=signed)}"
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as `12.3 s` from one second up, as `845 ms` below it."""
+    number = finite(seconds)
+    if number is None:
+        return NONE
+    if abs(number) < 1 and number != 0:
+        return f"{significant(number * 1000)} ms"
+    return f"{significant(number)} s"
+
+
+def tokens(value: object) -> str:
+    """A knob's value: whole numbers with separators, None as `off`, anything else as it is."""
+    if value is None:
+        return "off"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return significant(value, 4)
+    return str(value)
+
+
+def is_time(metric: str) -> bool:
+    """Whether the metric called `metric` is measured in seconds, by its unit suffix."""
+    return metric.endswith("_s") and not metric.endswith("_per_s")
+
+
+def metric_value(metric: str, value: float | None) -> str:
+    """A value of the metric called `metric` with its unit."""
+    if is_time(metric):
+        return duration(value)
+    return significant(value) + (" /s" if metric.endswith("_per_s") and finite(value) is not None else "")
+
+
+def metric_label(metric: str) -> str:
+    """The metric's label for people; an unknown metric keeps its own name."""
+    return METRICS[metric].label if metric in METRICS else metric
+
+
+def lower_is_better(metric: str) -> bool:
+    """Whether less of the metric is an improvement; true for an unknown one."""
+    return METRICS[metric].better == "lower" if metric in METRICS else True
+
+
+def capitalised(text: str) -> str:
+    """`text` with a capital first letter, the rest as it is."""
+    return text[:1].upper() + text[1:]
+
+
+def time_scale(values: Iterable[float | None]) -> tuple[float, str]:
+    """The factor and the unit in which a time axis over `values` (seconds) reads best."""
+    known = [abs(v) for v in map(finite, values) if v is not None]
+    return (1000.0, "ms") if known and max(known) < 1 else (1.0, "s")
+
+
+def moment(text: str) -> str:
+    """An ISO 8601 time as `30 Nov 2026, 09:12 UTC`; anything else as it is."""
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        return cleaned(text, 60)
+    return f"{when.day} {when:%b %Y, %H:%M} {when.tzname() or ''}".rstrip()
+
+
+def cleaned(text: object, limit: int = 200) -> str:
+    """`text` on one line, without control characters, cut at `limit` characters."""
+    line = _CONTROL.sub(" ", str(text)).strip()
+    return line if len(line) <= limit else line[: limit - 1] + "…"
+
+
+def plotly_text(text: object, limit: int = 120) -> str:
+    """`text` for a Plotly label: Plotly reads a subset of HTML in every label and hover box, so markup is escaped."""
+    return html.escape(cleaned(text, limit), quote=False)

@@ -1,0 +1,358 @@
+"""Which figures the report has, with their words: title, caption, text alternative, and the choices of the reader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import Any
+
+from autotune.records import Origin
+from autotune.results import StudyResults
+from reports import figures, figures_held_out, pairs, views
+from reports.numbers import capitalised, cleaned, interval, metric_label, percent, tokens
+from reports.pairs import REQUEST_METRICS
+from reports.views import BEST_STATIC, PAPER_DEFAULT, TUNED, Missing
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """A choice that the reader makes; one option alone is not shown."""
+
+    name: str
+    options: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A figure with its words.
+
+    variants: one entry per combination of options, keyed by the option indices joined by `-`: a Plotly figure, or the
+    reason why there is none. alt: what the figure says, for those who do not see it. rows: bars or rows in the figure,
+    from which the page derives its height; None for the usual height.
+    """
+
+    id: str
+    title: str
+    caption: str
+    alt: str
+    controls: tuple[Control, ...]
+    variants: Mapping[str, Any | Missing]
+    rows: int | None = None
+
+    @property
+    def has_choices(self) -> bool:
+        """Whether any control has more than one option."""
+        return any(len(control.options) > 1 for control in self.controls)
+
+    @property
+    def missing(self) -> str | None:
+        """Why nothing at all can be drawn; None when something can."""
+        reasons = [v.reason for v in self.variants.values() if isinstance(v, Missing)]
+        return reasons[0] if reasons and len(reasons) == len(self.variants) else None
+
+
+def all_panels(results: StudyResults) -> dict[str, Panel]:
+    """Every panel of the report by id."""
+    built = (
+        _front(results),
+        _over_load(results),
+        _effects(results),
+        _requests(results),
+        _differences(results),
+        _branches(results),
+        _convergence(results),
+        _importance(results),
+        _slices(results),
+        _landscape(results),
+    )
+    return {panel.id: panel for panel in built}
+
+
+def origin_sentence(results: StudyResults) -> str:
+    """Where the numbers come from, in a sentence for captions."""
+    if results.origin is Origin.SIMULATED:
+        return "Simulated, not measured on a server."
+    return "Measured on a live server."
+
+
+def _front(results: StudyResults) -> Panel:
+    metrics = [o.metric for o in results.objectives]
+    axes: list[tuple[str | None, str]] = [(x, y) for i, x in enumerate(metrics) for y in metrics[i + 1 :]]
+    axes = axes or [(None, metrics[0])]
+    built = [views.front(results, x, y) for x, y in axes]
+    first = built[0]
+    caption = "Each mark is one setting on all tuning traces. Up and to the right is better; 0 % is the paper default. "
+    alt = "No trial finished."
+    if not isinstance(first, Missing):
+        if first.outside:
+            caption += f"{_some(first.outside, 'trial lies', 'trials lie')} far below the close-up. "
+        if first.failed:
+            caption += (
+                f"{_some(first.failed, 'trial has', 'trials have')} no value and no mark; see the table of trials. "
+            )
+        pick = first.pick
+        alt = f"{len(first.points)} trials, {len(first.front)} of them on the Pareto front."
+        if pick is not None:
+            alt += f" The pick is {cleaned(pick.trial.setting.label)}: " + _gains_in_words(pick.gain_pct) + "."
+    names = tuple(
+        capitalised(metric_label(y)) if x is None else f"{capitalised(metric_label(x))} and {metric_label(y)}"
+        for x, y in axes
+    )
+    title = "The Pareto front, and every setting that was tried" if len(metrics) > 1 else "Every setting that was tried"
+    scales = ("Close-up", "All trials") if any(getattr(view, "outside", 0) for view in built) else ("All trials",)
+
+    def draw(which: int, scale: int) -> Any:
+        return _draw(built[which], lambda view: figures.front(view, close_up=scales[scale] == "Close-up"))
+
+    controls = (Control("Objectives", names), Control("View", scales))
+    variants = _variants(draw, len(axes), len(scales))
+    return Panel("front", title, caption + origin_sentence(results), alt, controls, variants)
+
+
+def _over_load(results: StudyResults) -> Panel:
+    metrics = _main_metrics(views.metrics_over_load(results))
+    built = [views.over_load(results, metric) for metric in metrics]
+    relative = any(not isinstance(v, Missing) and v.has_reference for v in built)
+    options = ("As measured", "Gain over paper default") if relative else ("As measured",)
+    first = built[0] if built else Missing("No setting was replayed on the held-out traces.")
+    alt = "Nothing was replayed on held-out traces."
+    caption = "Mean over the held-out traces of each load regime. "
+    if not isinstance(first, Missing):
+        caption += "The bands run from the lowest to the highest trace. " if len(first.regimes) > 1 else ""
+        tuned = next((line for line in first.lines if line.role == TUNED), None)
+        label = capitalised(metric_label(first.metric))
+        alt = f"{label} of {len(first.lines)} settings over {len(first.regimes)} regimes."
+        if tuned is not None and first.has_reference:
+            gains = ", ".join(f"{r} {percent(g)}" for r, g in zip(first.regimes, tuned.gain_pct, strict=True))
+            alt += f" Gain of the tuned setting over the paper default: {gains}."
+
+    def draw(metric: int, scale: int) -> Any:
+        return _draw(built[metric], lambda v: figures_held_out.over_load(v, relative=scale == 1))
+
+    controls = (Control("Metric", tuple(capitalised(metric_label(m)) for m in metrics)), Control("Show", options))
+    variants = _variants(draw, len(metrics), len(options)) if metrics else {"0-0": first}
+    return Panel("load", "Latency over load", caption + origin_sentence(results), alt, controls, variants)
+
+
+def _effects(results: StudyResults) -> Panel:
+    made = [c for c in results.comparisons if c.overall]
+    if not made:
+        reason = Missing("The study compared no settings on held-out traces.")
+        return Panel("effects", "How sure is the gain", "", reason.reason, (), {"": reason})
+    metrics = _main_metrics(
+        list(dict.fromkeys([made[0].preferred_metric, *(m for c in made for m in c.overall)])), first=1
+    )
+    comparison = made[0]
+    overall = comparison.overall.get(comparison.preferred_metric)
+    alt = f"{cleaned(comparison.candidate)} against {cleaned(comparison.reference)}"
+    if overall is not None:
+        alt += (
+            f": {percent(overall.improvement_pct)} in {metric_label(comparison.preferred_metric)}, "
+            f"{comparison.confidence:.0%} interval {interval(overall.low_pct, overall.high_pct)}."
+        )
+    built = {(a, m): views.effects(c, metric) for a, c in enumerate(made) for m, metric in enumerate(metrics)}
+    rows = [len(v.rows) for v in built.values() if not isinstance(v, Missing)]
+    against = tuple(f"vs {cleaned(c.reference, 40)}" for c in made)
+    caption = (
+        f"Improvement with its {comparison.confidence:.0%} bootstrap interval on held-out traces, paired per request. "
+        "Right of 0 % is better; an interval that crosses 0 % shows no sure difference. "
+    )
+    return Panel(
+        "effects",
+        "How sure is the gain",
+        caption + origin_sentence(results),
+        alt,
+        (Control("Reference", against), Control("Metric", tuple(capitalised(metric_label(m)) for m in metrics))),
+        _variants(lambda a, m: _draw(built[a, m], figures_held_out.effects), len(made), len(metrics)),
+        max(rows, default=1),
+    )
+
+
+def _paired(
+    results: StudyResults, panel_id: str, title: str, caption: str, draw: Callable[[pairs.PairedView], Any]
+) -> Panel:
+    references = [r for r in (PAPER_DEFAULT, BEST_STATIC) if views.role(results, r) is not None] or [PAPER_DEFAULT]
+    columns = list(REQUEST_METRICS)
+    built = {
+        (r, c): pairs.paired(results, role, col) for r, role in enumerate(references) for c, col in enumerate(columns)
+    }
+    first = built[0, 0]
+    alt = (
+        first.reason
+        if isinstance(first, Missing)
+        else (
+            f"{first.num_pairs:,} held-out requests: {first.share_faster:.1%} faster "
+            f"and {first.share_slower:.1%} slower with the tuned setting than with {cleaned(first.reference)}."
+        )
+    )
+    if not isinstance(first, Missing):
+        if panel_id == "requests" and len(first.sample) < first.num_pairs:
+            caption += f"An even sample of {len(first.sample):,} of the {first.num_pairs:,} requests. "
+        elif panel_id == "requests":
+            caption += f"All {first.num_pairs:,} requests. "
+        if first.tie_s > 0 and panel_id == "differences":
+            caption += f"Differences within {first.tie_s * 1000:.3g} ms count as ties. "
+    controls = (
+        Control("Reference", tuple(f"vs {r}" for r in references)),
+        Control("Metric", tuple(REQUEST_METRICS.values())),
+    )
+    return Panel(
+        panel_id,
+        title,
+        caption + origin_sentence(results),
+        alt,
+        controls,
+        _variants(lambda r, c: _draw(built[r, c], draw), len(references), len(columns)),
+    )
+
+
+def _requests(results: StudyResults) -> Panel:
+    caption = (
+        "Each dot is one held-out request under both settings; below the dotted line the tuned setting is faster. "
+    )
+    return _paired(results, "requests", "The same request under both settings", caption, figures_held_out.pairs)
+
+
+def _differences(results: StudyResults) -> Panel:
+    caption = "How the requests' differences are distributed: left of 0 the tuned setting is faster. "
+    return _paired(results, "differences", "Who gains, who loses, by how much", caption, figures_held_out.differences)
+
+
+def _branches(results: StudyResults) -> Panel:
+    view = views.branches(results)
+    alt = (
+        view.reason
+        if isinstance(view, Missing)
+        else "; ".join(
+            f"{cleaned(role)} {cleaned(label)}: "
+            + ", ".join(f"{cleaned(b)} {view.share[b][i]:.1%}" for b in view.branches)
+            for i, (role, label) in enumerate(view.settings)
+        )
+    )
+    caption = "Which condition set the token budget of each scheduler step, on the held-out traces. "
+    return Panel(
+        "branches",
+        "How often the policy stepped in",
+        caption + origin_sentence(results),
+        alt,
+        (),
+        {"": _draw(view, figures_held_out.branches)},
+        1 if isinstance(view, Missing) else len(view.settings) + 1,
+    )
+
+
+def _convergence(results: StudyResults) -> Panel:
+    metrics = [o.metric for o in results.objectives]
+    built: list[Any] = [views.best_so_far(results, m) for m in metrics] + [views.hypervolume(results)]
+    names = [f"Best {metric_label(m)}" for m in metrics] + ["Hypervolume"]
+    caption = "What each arm had found after each of its own trials, on the tuning traces. "
+    first = built[0]
+    if isinstance(first, Missing):
+        alt = first.reason
+    else:
+        alt = " ".join(
+            f"{figures.ARMS.get(arm, (arm,))[0]}: best gain {percent(course[-1])} after {len(course)} trials."
+            for arm, course in first.arms.items()
+        )
+        if "random" not in first.arms:
+            caption += "No random arm was run in this study, so the search is shown alone. "
+    return Panel(
+        "convergence",
+        "Did the search pay",
+        caption + origin_sentence(results),
+        alt,
+        (Control("Show", tuple(names)),),
+        _variants(lambda i: _draw(built[i], figures.convergence), len(built)),
+    )
+
+
+def _importance(results: StudyResults) -> Panel:
+    view = views.importance(results)
+    missing = isinstance(view, Missing)
+    alt = (
+        view.reason
+        if isinstance(view, Missing)
+        else "; ".join(
+            f"{metric_label(m)}: " + ", ".join(f"{cleaned(k)} {s:.0%}" for k, s in zip(view.knobs, shares, strict=True))
+            for m, shares in view.shares.items()
+        )
+    )
+    caption = "" if isinstance(view, Missing) else f"Share of each knob in the variation, by {cleaned(view.method)}. "
+    return Panel(
+        "importance",
+        "Which knob matters",
+        caption + origin_sentence(results),
+        alt,
+        (),
+        {"": _draw(view, figures.importance)},
+        1 if missing else max(3, round(1.3 * len(view.knobs) + 0.5)),  # type: ignore[union-attr]
+    )
+
+
+def _slices(results: StudyResults) -> Panel:
+    knobs, metrics = views.knobs_tried(results), [o.metric for o in results.objectives]
+    if not knobs:
+        reason = Missing("All finished trials share the same values, so there is no knob to slice along.")
+        return Panel("slices", "Along one knob", "", reason.reason, (), {"": reason})
+    built = {
+        (k, m): views.slice_of(results, knob, metric)
+        for k, knob in enumerate(knobs)
+        for m, metric in enumerate(metrics)
+    }
+    caption = "Every finished trial over one knob; all other knobs vary freely. "
+    controls = (
+        Control("Knob", tuple(map(cleaned, knobs))),
+        Control("Objective", tuple(capitalised(metric_label(m)) for m in metrics)),
+    )
+    return Panel(
+        "slices",
+        "Along one knob",
+        caption + origin_sentence(results),
+        f"Slices along {', '.join(map(cleaned, knobs))}.",
+        controls,
+        _variants(lambda k, m: _draw(built[k, m], figures.slice_of), len(knobs), len(metrics)),
+    )
+
+
+def _landscape(results: StudyResults) -> Panel:
+    view = views.landscape(results)
+    caption, alt = "", "No plane of the space was evaluated."
+    if not isinstance(view, Missing):
+        fixed = ", ".join(f"{cleaned(k)} {tokens(v)}" for k, v in view.fixed.items())
+        caption = (
+            f"Gain over the paper default in {metric_label(view.metric)}; blank where the space allows no setting. "
+        )
+        caption += f"Held fixed: {cleaned(fixed, 300)}. " if fixed else ""
+        known = [g for row in view.gain_pct for g in row if g is not None]
+        alt = f"Gains from {percent(min(known))} to {percent(max(known))} over {view.x_name} and {view.y_name}."
+    return Panel(
+        "landscape",
+        "The landscape around the pick",
+        caption + origin_sentence(results),
+        alt,
+        (),
+        {"": _draw(view, figures.landscape)},
+    )
+
+
+def _draw(view: Any, draw: Callable[[Any], Any]) -> Any | Missing:
+    return view if isinstance(view, Missing) else draw(view)
+
+
+def _variants(draw: Callable[..., Any], *sizes: int) -> dict[str, Any]:
+    return {"-".join(map(str, place)): draw(*place) for place in product(*map(range, sizes))}
+
+
+def _main_metrics(names: Sequence[str], *, first: int = 2) -> list[str]:
+    """The metrics worth a choice of their own: the first few (the objectives), then the usual ones."""
+    usual = ("mean_latency_s", "p95_latency_s", "mean_ttft_s", "mean_tpot_s", "makespan_s", "goodput_per_s")
+    return list(dict.fromkeys([*names[:first], *(n for n in usual if n in names)]))
+
+
+def _gains_in_words(gain_pct: Mapping[str, float]) -> str:
+    return ", ".join(f"{metric_label(m)} {percent(g)}" for m, g in gain_pct.items())
+
+
+def _some(n: int, one: str, many: str) -> str:
+    return f"{n:,} {one if n == 1 else many}"
