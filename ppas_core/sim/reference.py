@@ -24,7 +24,9 @@ from ppas_core.sim.simulate import noise_factors
 
 
 @dataclass(slots=True, eq=False)
-class _Request:
+class Request:
+    """A request and what has become of it."""
+
     index: int
     visible_s: float  # when the scheduler can see it
     num_prompt_tokens: int
@@ -37,6 +39,7 @@ class _Request:
 
     @property
     def num_tokens(self) -> int:
+        """Tokens known so far: the prompt and what has been generated."""
         return self.num_prompt_tokens + len(self.token_time_s)
 
     @property
@@ -46,10 +49,12 @@ class _Request:
 
     @property
     def is_finished(self) -> bool:
+        """Whether all its tokens are out."""
         return len(self.token_time_s) == self.max_tokens
 
     @property
     def has_last_token_in_flight(self) -> bool:
+        """Whether a step in flight brings its last token, so that no further step may be planned for it."""
         return (
             self.num_output_placeholders > 0
             and self.num_computed_tokens + 2 - self.num_output_placeholders >= self.num_prompt_tokens + self.max_tokens
@@ -60,7 +65,7 @@ class _Request:
 class _Entry:
     """What one step does for one request. `epoch` tells whether the request was preempted after being scheduled."""
 
-    request: _Request
+    request: Request
     epoch: int
     num_tokens: int
     samples: bool
@@ -94,8 +99,8 @@ class Scheduler:
         # vLLM keeps one block back as the null block.
         self.num_usable_blocks = profile.num_kv_blocks - 1
         self.num_free_blocks = self.num_usable_blocks
-        self.waiting: deque[_Request] = deque()
-        self.running: list[_Request] = []
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
         self.num_preemptions = 0
 
     def state(self) -> QueueState:
@@ -152,7 +157,7 @@ class Scheduler:
         step.free_kv_blocks = self.num_free_blocks
         return step
 
-    def deliver(self, step: _Step) -> list[_Request]:
+    def deliver(self, step: _Step) -> list[Request]:
         """Take in what `step` sampled; those that are finished leave and are returned.
 
         A request preempted while the step ran keeps the token, and may even be finished by it while it waits.
@@ -176,7 +181,7 @@ class Scheduler:
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
-    def _make_room(self, request: _Request, num_new_tokens: int) -> bool:
+    def _make_room(self, request: Request, num_new_tokens: int) -> bool:
         """Preempt from the tail of the running list until `request` gets its blocks; False when it fell itself."""
         needed = self._blocks_for(request.num_computed_tokens + num_new_tokens) - request.num_blocks
         while needed > self.num_free_blocks:
@@ -192,7 +197,7 @@ class Scheduler:
                 return False
         return True
 
-    def _schedule(self, step: _Step, request: _Request, num_new_tokens: int) -> None:
+    def _schedule(self, step: _Step, request: Request, num_new_tokens: int) -> None:
         context = request.num_computed_tokens
         new_blocks = self._blocks_for(context + num_new_tokens) - request.num_blocks
         request.num_blocks += new_blocks
@@ -226,7 +231,7 @@ def simulate_reference(
         requests.arrival_s.tolist(), requests.prompt_tokens.tolist(), requests.output_tokens.tolist(), strict=True
     )
     everyone = [
-        _Request(index, arrival_s + profile.frontend_delay_s, prompt, output)
+        Request(index, arrival_s + profile.frontend_delay_s, prompt, output)
         for index, (arrival_s, prompt, output) in enumerate(columns)
     ]
     arriving = deque(everyone)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +16,7 @@ from hypothesis import strategies as st
 from ppas_core.policy import Branch, PolicyParams, Scope
 from ppas_core.sim.cost import StepCost
 from ppas_core.sim.profile import Profile
-from ppas_core.sim.reference import simulate_reference
+from ppas_core.sim.reference import Request, Scheduler, simulate_reference
 from ppas_core.sim.result import SimResult
 from ppas_core.sim.simulate import RequestArrays, RequestBatch, simulate, simulate_many
 
@@ -227,3 +231,62 @@ def test_a_hand_computed_trace_comes_out_as_computed() -> None:
     assert result.steps.branch_steps[Branch.MAX] == 3
     assert result.step_log is not None
     assert result.step_log.free_kv_blocks.tolist() == [3999 - 4, 3999 - 7, 3999 - 7]
+
+
+def test_a_request_preempted_while_its_last_token_is_in_flight_finishes_without_being_computed_again() -> None:
+    requests = RequestArrays(np.zeros(2), np.array([40, 10]), np.array([16, 5]))
+    tight = profile(16, block_size=4, delay_s=0.0)
+    result = simulate(PolicyParams.static(64, max_num_seqs=8), requests, tight, record_steps=True)
+    assert result.preemptions.tolist() == [0, 1]
+    assert result.step_log is not None
+    assert result.step_log.entry_tokens[result.step_log.entry_request == 1].sum() == 10 + 5 - 1
+    assert result.last_token_s[1] < result.last_token_s[0]
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(cases())
+def test_kv_blocks_are_conserved_at_every_step(
+    case: tuple[PolicyParams, RequestArrays, Profile, float],
+) -> None:
+    params, requests, served, _ = case
+    scheduler = Scheduler(params, served)
+    for index in range(len(requests)):
+        request = Request(index, 0.0, int(requests.prompt_tokens[index]), int(requests.output_tokens[index]))
+        scheduler.waiting.append(request)
+    while scheduler.running or scheduler.waiting:
+        step = scheduler.plan(0.0)
+        for request in scheduler.running:
+            assert request.num_blocks == -(-request.num_computed_tokens // served.block_size)
+        assert all(request.num_blocks == request.num_computed_tokens == 0 for request in scheduler.waiting)
+        assert scheduler.num_free_blocks + sum(r.num_blocks for r in scheduler.running) == served.num_kv_blocks - 1
+        scheduler.deliver(step)
+    assert scheduler.num_free_blocks == served.num_kv_blocks - 1
+
+
+def test_the_kernel_compiles_within_fifteen_seconds_and_is_found_again_by_the_next_process(tmp_path: Path) -> None:
+    code = (
+        "import time; start_s = time.perf_counter()\n"
+        "import numpy as np\n"
+        "from ppas_core.sim.simulate import RequestArrays, simulate\n"
+        "from ppas_core.sim.profile import load_profile\n"
+        "from ppas_core.policy import PolicyParams\n"
+        "one = RequestArrays(np.zeros(1), np.ones(1, int), np.ones(1, int))\n"
+        "simulate(PolicyParams.static(512), one, load_profile('rtx5090-qwen2.5-3b'))\n"
+        "from ppas_core.sim import kernel\n"
+        "stats = kernel.replay_batch.stats\n"
+        "print(time.perf_counter() - start_s, sum(stats.cache_hits.values()), sum(stats.cache_misses.values()))\n"
+    )
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(root)}
+
+    def first_use() -> tuple[float, int, int]:
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=root, env=environment, check=True, capture_output=True, text=True
+        )
+        seconds, hits, misses = done.stdout.split()
+        return float(seconds), int(hits), int(misses)
+
+    seconds, hits, misses = first_use()
+    assert (hits, misses) == (0, 1)
+    assert seconds < 15
+    assert first_use()[1:] == (1, 0)
