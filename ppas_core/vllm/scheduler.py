@@ -202,11 +202,12 @@ class PpasMixin:
         scheduled: dict[str, int] = output.num_scheduled_tokens
         chunks = before.chunks(scheduler.running, scheduled)
         prefill_tokens = 0
-        attention = 0.0
+        pairs = 0
         for chunk, context in chunks:
             prefill_tokens += chunk
-            attention += chunk * (context + (chunk + 1) / 2)
+            pairs += chunk * context + chunk * (chunk + 1) // 2
         num_decodes = len(scheduled) - len(chunks)
+        decode_tokens: int = output.total_num_scheduled_tokens - prefill_tokens
         decision = self.ppas_decision
         params = self._control.params
         row = StepRow(
@@ -222,13 +223,13 @@ class PpasMixin:
             running_prefills=reading.state.running_prefills,
             running_decodes=reading.state.running_decodes,
             waiting_prefills=reading.state.waiting_prefills,
-            remaining_prefill_tokens=reading.state.remaining_running_prefill_tokens,
+            remaining_running_prefill_tokens=reading.state.remaining_running_prefill_tokens,
             prefill_tokens=prefill_tokens,
-            decode_tokens=output.total_num_scheduled_tokens - prefill_tokens,
+            decode_tokens=decode_tokens,
             prefill_chunks=len(chunks),
             decodes=num_decodes,
-            prefill_attention=attention,
-            decode_context=before.decode_context(scheduled, num_decodes),
+            prefill_pairs=pairs,
+            decode_context_tokens=before.decode_context(scheduled, num_decodes) + decode_tokens,
             free_kv_blocks=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
             preemptions=max(0, len(before.running) - len(scheduler.running)),
             dropped_rows=log.dropped,

@@ -24,10 +24,11 @@ class StepRow(NamedTuple):
     step: the scheduler's count of steps, from 1. start_s: schedule() was called; scheduled_s: it returned; done_s: the
     model's output for this step came back (nan when it never did). settings_version, scope, branch: what set the
     budget. budget: decided tokens; step_budget: what vLLM was given for all tokens of the step.
-    running_prefills … remaining_prefill_tokens: the queues at the start, as the policy saw them.
-    prefill_tokens, decode_tokens: scheduled. prefill_attention: sum over prefill chunks of chunk * (context before +
-    (chunk + 1) / 2). decode_context: sum of computed tokens over the scheduled decodes. free_kv_blocks: after the
-    step was scheduled. preemptions: requests put back in it. dropped_rows: rows lost before this one, in all.
+    running_prefills … remaining_running_prefill_tokens: the queues at the start, as the policy saw them.
+    prefill_tokens, decode_tokens: scheduled. prefill_pairs: chunk * context before + chunk * (chunk + 1) / 2 over the
+    prefill chunks; decode_context_tokens: contexts with the new tokens over the scheduled decodes (both as in
+    `ppas_core.sim.cost`). free_kv_blocks: after the step was scheduled. preemptions: requests put back in it.
+    dropped_rows: rows lost before this one, in all.
     """
 
     step: int
@@ -42,13 +43,13 @@ class StepRow(NamedTuple):
     running_prefills: int
     running_decodes: int
     waiting_prefills: int
-    remaining_prefill_tokens: int
+    remaining_running_prefill_tokens: int
     prefill_tokens: int
     decode_tokens: int
     prefill_chunks: int
     decodes: int
-    prefill_attention: float
-    decode_context: int
+    prefill_pairs: int
+    decode_context_tokens: int
     free_kv_blocks: int
     preemptions: int
     dropped_rows: int

