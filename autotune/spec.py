@@ -14,8 +14,9 @@ from autotune.metrics import Limits
 from autotune.settings import parse_setting
 from ppas_core import defaults
 from ppas_core.errors import InvalidInput
-from ppas_core.naming import nearest
+from ppas_core.naming import did_you_mean
 from ppas_core.policy import PolicyParams
+from search_spaces.explain import explain
 from traces.format import Trace, read_trace
 from traces.generate import heterogeneous, parse_phases, rag_bursts
 
@@ -99,6 +100,11 @@ class TraceFiles(_Model):
     )
 
 
+_WORKLOADS: Final[dict[str, type[BaseModel]]] = {
+    "rag-bursts": RagBursts,
+    "heterogeneous": Heterogeneous,
+    "files": TraceFiles,
+}
 Workload = Annotated[RagBursts | Heterogeneous | TraceFiles, Field(discriminator="family")]
 
 
@@ -186,12 +192,7 @@ class StudySpec(_Model):
     def _objectives_exist(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         for name in value:
             if name not in metrics.METRICS:
-                hint = nearest(name, metrics.METRICS)
-                raise ValueError(
-                    f"no metric {name!r}"
-                    + (f"; did you mean {hint!r}?" if hint else "")
-                    + f" Known: {', '.join(metrics.METRICS)}"
-                )
+                raise ValueError(f"no metric {name!r}{did_you_mean(name, metrics.METRICS)}")
         if len(set(value)) != len(value):
             raise ValueError("an objective is named twice")
         return value
@@ -284,8 +285,8 @@ def parse_spec(data: dict[str, Any], origin: str) -> StudySpec:
     try:
         return StudySpec.model_validate(data)
     except ValidationError as error:
-        problems = [_explain(dict(problem)) for problem in error.errors()]
-        raise InvalidInput(f"{origin}: " + f"\n{origin}: ".join(problems)) from None
+        problems = explain(error, StudySpec, _WORKLOADS)
+        raise InvalidInput("\n".join(f"{origin}: {problem}" for problem in problems)) from None
 
 
 def parse_duration_s(text: str) -> float:
@@ -296,29 +297,3 @@ def parse_duration_s(text: str) -> float:
     if not parts or "".join(number + unit for number, unit in parts) != text or not 0 < seconds <= 30 * 86_400:
         raise InvalidInput(f"duration {text!r} is not one; allowed: 1s to 30 days, written as 90s, 45m, 2h or 1h30m")
     return seconds
-
-
-_KEYS: Final[dict[str, type[BaseModel]]] = {
-    "": StudySpec, "rag-bursts": RagBursts, "heterogeneous": Heterogeneous, "files": TraceFiles, "limits": LimitsSpec,
-}  # fmt: skip
-
-
-def _explain(problem: dict[str, Any]) -> str:
-    place = [str(part) for part in problem["loc"]]
-    key = ".".join(part for part in place if part not in {"rag-bursts", "heterogeneous", "files"}) or "the study"
-    if problem["type"] == "extra_forbidden":
-        model = _KEYS.get(place[-2] if len(place) > 1 else "", StudySpec)
-        hint = nearest(place[-1], model.model_fields)
-        known = f"did you mean {hint!r}?" if hint else f"known: {', '.join(model.model_fields)}"
-        return f"unknown key {key!r}; {known}"
-    if problem["type"] == "missing":
-        return f"key {key!r} is missing"
-    message = str(problem["msg"]).removeprefix("Value error, ")
-    if problem["type"] == "value_error" or not place:
-        return f"{key}: {message}"
-    return f"{key}: {message}; got {_shorten(problem['input'])}"
-
-
-def _shorten(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"

@@ -166,7 +166,7 @@ class _Tuner:
             landscape=surface,
             not_identified=not_identified,
             warnings=self._warnings(trials, pick),
-            provenance=provenance.collect(plan.evaluator.describe(), spec, plan.sampler),
+            provenance=provenance.collect(plan.evaluator.describe(), spec.model_dump(mode="json"), plan.sampler),
         )
 
     def _measure_reference(self) -> Outcome:

@@ -1,11 +1,11 @@
-"""How a failed pydantic check reads as one line for the person who wrote the file.
+"""How a failed pydantic check reads for the person who wrote the file: one line a problem.
 
 Knows any pydantic model; the search space and the study file both use it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
@@ -14,24 +14,37 @@ from ppas_core.naming import did_you_mean
 
 _ORDER = ("extra_forbidden", "missing")
 """Errors that are told first: a mistyped key also leaves the right one missing."""
+_LONGEST_VALUE = 60
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """The most telling failure of a check of `model`: the key, the value, what is allowed."""
-    first = min(error.errors(include_url=False), key=_rank)
-    path = [str(part) for part in first["loc"]]
-    if first["type"] == "extra_forbidden":
-        known = _keys_at(model, first["loc"][:-1])
+def explain(
+    error: ValidationError, model: type[BaseModel], variants: Mapping[str, type[BaseModel]] | None = None
+) -> list[str]:
+    """Every problem that a check of `model` found, the most telling first: the key, the value, what is allowed.
+
+    variants: the models of a tagged union by tag; pydantic puts the tag into the path of a problem, where no user wrote
+    it.
+    """
+    details = sorted(error.errors(include_url=False), key=_rank)
+    return [_explain_one(dict(detail), model, variants or {}) for detail in details]
+
+
+def _explain_one(detail: Mapping[str, Any], model: type[BaseModel], variants: Mapping[str, type[BaseModel]]) -> str:
+    path = [str(part) for part in detail["loc"] if part not in variants]
+    if detail["type"] == "extra_forbidden":
+        known = _keys_at(model, detail["loc"][:-1], variants)
         where = f" in {'.'.join(path[:-1])}" if len(path) > 1 else ""
         return f"unknown key {path[-1]!r}{where}{did_you_mean(path[-1], known)}"
-    if first["type"] == "missing":
+    if detail["type"] == "missing":
         return f"key {'.'.join(path)!r} is missing"
-    if first["type"] == "told":
-        return f"{'.'.join(path)}: {first['msg']}" if path else first["msg"]
-    message = first["msg"].removeprefix("Value error, ")
-    if isinstance(first["input"], dict | list):
-        return f"{'.'.join(path) or 'the whole'}: {message}"
-    return f"{'.'.join(path) or 'the whole'} is {first['input']!r}; {message[:1].lower()}{message[1:]}"
+    if detail["type"] == "told":
+        return f"{'.'.join(path)}: {detail['msg']}" if path else str(detail["msg"])
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    if isinstance(detail["input"], dict | list | tuple | BaseModel):
+        return f"{'.'.join(path)}: {message}" if path else message
+    value = repr(detail["input"])
+    value = value if len(value) <= _LONGEST_VALUE else value[: _LONGEST_VALUE - 1] + "…"
+    return f"{'.'.join(path) or 'the whole'} is {value}; {message[:1].lower()}{message[1:]}"
 
 
 def _rank(detail: Any) -> int:
@@ -39,12 +52,12 @@ def _rank(detail: Any) -> int:
     return _ORDER.index(kind) if kind in _ORDER else len(_ORDER)
 
 
-def _keys_at(model: type[BaseModel], path: Sequence[str | int]) -> list[str]:
+def _keys_at(model: type[BaseModel], path: Sequence[str | int], variants: Mapping[str, type[BaseModel]]) -> list[str]:
     """The keys of the model that stands at `path` inside `model`."""
     here = model
     for part in path:
         field = here.model_fields.get(str(part))
-        inner = _model_in(field.annotation) if field is not None else None
+        inner = variants.get(str(part)) or (_model_in(field.annotation) if field is not None else None)
         here = inner if inner is not None else here
     return [field.alias or name for name, field in here.model_fields.items()]
 

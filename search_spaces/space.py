@@ -379,7 +379,7 @@ def load_space(source: str | Path | Mapping[str, Any]) -> Space:
     try:
         return Space.model_validate(data)
     except ValidationError as error:
-        raise InvalidInput(f"{where}: {explain(error, Space)}") from None
+        raise InvalidInput(f"{where}: {explain(error, Space)[0]}") from None
 
 
 def _read(source: str | Path) -> tuple[str, Mapping[str, Any]]:

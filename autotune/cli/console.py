@@ -20,7 +20,12 @@ from ppas_core.errors import InvalidInput, PpasError
 
 OK, NO_RESULT, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
+_PIPE_WIDTH = 160
+"""Columns of a table that goes into a pipe or a file; a terminal has its own."""
+
 out = Console(highlight=False, soft_wrap=True)
+if not out.is_terminal:
+    out.width = _PIPE_WIDTH
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 P = ParamSpec("P")
@@ -56,7 +61,7 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     """A table on stdout; the first column is text, the others are numbers."""
     shown = Table(title=title, title_justify="left", title_style="bold", header_style="bold", pad_edge=False)
     for index, column in enumerate(columns):
-        shown.add_column(column, justify="left" if index == 0 else "right", no_wrap=True)
+        shown.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:
         shown.add_row(*(escape(cell) for cell in row))
     out.print(shown)
