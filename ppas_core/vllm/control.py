@@ -69,7 +69,7 @@ class LiveControl:
     """The settings in force, and the watch over the file.
 
     params: the policy in force, None for off. version: of the file that set it, 0 for the start-up settings.
-    acks: the latest acknowledgements, oldest first.
+    acks: the latest acknowledgements, oldest first; ack_counts: all of them, by status.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class LiveControl:
         self.version = 0
         self.since_step = 1
         self.acks: deque[Ack] = deque(maxlen=KEPT_ACKS)
+        self.ack_counts = {"applied": 0, "refused": 0}
         self._limits = limits
         self._path = None if settings_file is None else os.fspath(settings_file)
         self._seen: tuple[int, int, int] | None = None
@@ -126,4 +127,5 @@ class LiveControl:
         in_force = None if self.params is None else self.params.to_dict()
         ack = Ack(version, status, step, time.time(), reason, in_force)
         self.acks.append(ack)
+        self.ack_counts[status] += 1
         self._on_ack(ack)

@@ -7,13 +7,12 @@ writes its state beside the settings file (`state_path`), one file per data-para
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 from ppas_core.errors import InvalidInput, NoResult
+from ppas_core.files import write_atomically
 from ppas_core.policy import PolicyParams
 from ppas_core.vllm.control import parse_settings
 
@@ -24,18 +23,6 @@ def state_path(settings_file: Path, rank: int = 0) -> Path:
     """Where the engine of data-parallel `rank` keeps its state."""
     suffix = ".state.json" if rank == 0 else f".state.dp{rank}.json"
     return settings_file.with_name(settings_file.name + suffix)
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text`, so that a reader sees the old file or the new one, never a part."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def read_settings(settings_file: Path) -> tuple[int, object] | None:
@@ -80,7 +67,7 @@ def write_settings(settings_file: Path, params: PolicyParams | None) -> int:
         highest = max(highest, current[0])
     version = highest + 1
     body = {"version": version, "ppas": None if params is None else params.to_dict()}
-    write_atomically(settings_file, json.dumps(body, indent=2) + "\n")
+    write_atomically(settings_file, (json.dumps(body, indent=2) + "\n").encode())
     return version
 
 

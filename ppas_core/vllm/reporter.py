@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from ppas_core.vllm.live import write_atomically
+from ppas_core.files import write_atomically
 from ppas_core.vllm.steplog import StepLog
 
 WRITE_INTERVAL_S: Final = 0.1
@@ -76,7 +76,7 @@ class Reporter:
         if not due and state["step"] == self._last_step:
             return
         try:
-            write_atomically(self._state_file, json.dumps(state) + "\n")
+            write_atomically(self._state_file, (json.dumps(state) + "\n").encode())
         except OSError:
             self.failed_writes += 1
             self._state_due = due  # an acknowledgement is owed until it is on disk

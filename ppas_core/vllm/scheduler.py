@@ -184,6 +184,7 @@ class PpasMixin:
             "steps_by_branch": {str(branch): count for branch, count in self._steps_by_branch.items()},
             "steps_off": self._steps_off,
             "step_log": None if log is None else {"path": str(log.path), "rows": log.written, "dropped": log.dropped},
+            "ack_counts": dict(control.ack_counts),
             "acks": [ack.to_dict() for ack in tuple(control.acks)],
         }
 
