@@ -37,7 +37,7 @@ Floats = npt.NDArray[np.float64]
 METRICS: Final = ("avg_latency", "p95_latency", "avg_ttft", "p95_ttft", "avg_tpot", "p95_tpot", "makespan")
 WEIGHTS: Final = np.array([1.0, 0.7, 0.7, 0.5, 0.5, 0.3, 0.3])
 SOFTNESS: Final = 0.05
-"""Relative residual from which a run counts less than quadratically: single runs stray by 10 to 60 %."""
+"""Relative residual from which a run counts less than quadratically: single runs stray by up to 41 %."""
 PRIOR_WEIGHT: Final = 0.05
 """Residual of a coefficient that lies one prior standard deviation off, in units of relative error."""
 BASE: Final = (
@@ -232,6 +232,29 @@ def ratio_to(runs: Runs, values: Floats, budget: int) -> float:
     return round(float((1 - np.exp(np.mean(logs))) * 100), 2)
 
 
+def ranking_regret(runs: Runs, predicted: Floats) -> dict[str, Any]:
+    """By how much the setting that the simulator puts first is measured to be worse than the best one, mean latency."""
+    settings = sorted({(bool(p), int(b)) for p, b in zip(runs.is_ppas, runs.budget, strict=True)})
+    rates = np.unique(runs.rate)
+
+    def means(values: Floats) -> Floats:
+        rows = [
+            [values[(runs.rate == rate) & (runs.is_ppas == p) & (runs.budget == b), 0].mean() for rate in rates]
+            for p, b in settings
+        ]
+        return np.array(rows)
+
+    simulated, measured = means(predicted), means(runs.measured)
+    regret = measured[simulated.argmin(0), np.arange(len(rates))] / measured.min(0) - 1
+    overall = np.exp(np.log(measured).mean(1))
+    first = int(np.log(simulated).mean(1).argmin())
+    return {
+        "by_regime": np.round(regret, 4).tolist(),
+        "over_regimes": round(float(overall[first] / overall.min() - 1), 4),
+        "first_over_regimes": "P-PAS" if settings[first][0] else f"static {settings[first][1]}",
+    }
+
+
 def by_metric(values: Floats) -> dict[str, float]:
     return dict(zip(METRICS, np.round(values, 4).tolist(), strict=True))
 
@@ -342,6 +365,7 @@ def fit_log(log: Path, *, num_starts: int, vllm_version: str) -> Profile:
             }
             for budget in (2048, 16384)
         },
+        "ranking_regret_in_mean_latency": ranking_regret(runs, predicted),
         "kept_form": kept,
         "left_out_error": {label: candidates[label][3] for label in candidates},
         "depth_1": {
@@ -352,6 +376,12 @@ def fit_log(log: Path, *, num_starts: int, vllm_version: str) -> Profile:
         "error_by_num_kv_blocks": pools,
         "prior": {name: {"value": prior[name], "sd_of_log": PRIOR_SD[name]} for name in names},
         "prior_weight": PRIOR_WEIGHT,
+        "measured_range": {
+            "budget_tokens": [int(runs.budget[runs.static].min()), int(runs.budget[runs.static].max())],
+            "prompt_tokens": [25_000, 25_000],
+            "output_tokens": [32, 32],
+            "rate_per_s": [float(runs.rate.min()), float(runs.rate.max())],
+        },
         "not_identified": {
             "what": "All prompts have 25,000 tokens and all outputs 32. prefill_token_s, prefill_pair_s and "
             "frontend_delay_s trade against each other, decode_token_s against decode_context_token_s, and "

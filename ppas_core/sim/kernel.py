@@ -36,10 +36,7 @@ MAX_MODEL_LEN: Final = 9
 DEPTH: Final = 10
 NUM_SETTINGS: Final = 11
 
-# Places in a trace's counters; the first three follow the order of `Branch`.
-STEPS_MAX: Final = 0
-STEPS_PRESSURE: Final = 1
-STEPS_LARGE: Final = 2
+# Places in a trace's counters; the first three count steps by branch, in the order of `result.BRANCHES`.
 PEAK_BLOCKS: Final = 3
 PEAK_WAITING: Final = 4
 PEAK_RUNNING: Final = 5
