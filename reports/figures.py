@@ -5,6 +5,7 @@ Every text that comes from the results goes through `plotly_text`, because Plotl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -153,7 +154,7 @@ def slice_of(view: SliceView) -> Any:
     off_x = xs[-1] * max(step, 1.6) if view.logarithmic else xs[-1] + step
 
     def place(point: TrialPoint) -> float:
-        return off_x if point in view.off else point.x
+        return off_x if math.isnan(point.x) else point.x
 
     for arm, (name, tint, symbol) in ARMS.items():
         points = [p for p in (*view.points, *view.off) if p.trial.arm == arm]

@@ -27,12 +27,10 @@ STATIC_SYMBOLS: Final = ("square", "triangle-up", "diamond", "cross", "triangle-
 
 def over_load(view: LoadView, *, relative: bool) -> Any:
     """A metric over load: as measured, or as the gain over the paper default."""
+    if len(view.regimes) == 1:
+        return _one_regime(view, relative=relative)
     figure = blank()
-    factor, unit = (1.0, "%")
-    if not relative:
-        factor, unit = time_scale(v for line in view.lines for v in (*line.values, *line.high))
-        if not is_time(view.metric):
-            factor, unit = 1.0, "per second" if view.metric.endswith("_per_s") else ""
+    factor, unit = _unit(view, relative=relative)
     x: Sequence[Any] = view.load if view.load is not None else [plotly_text(r) for r in view.regimes]
     styles = _line_styles(view.lines)
     if not relative and len(view.regimes) > 1:
@@ -57,12 +55,9 @@ def over_load(view: LoadView, *, relative: bool) -> Any:
             line={"color": colour(tint), "dash": dash, "width": width},
             marker={"color": colour(tint), "symbol": symbol, "size": 8 if width > 2 else 6},
         )
-    title = (
-        gain_title(view.metric) if relative else capitalised(metric_label(view.metric)) + (f", {unit}" if unit else "")
-    )
     figure.update_layout(
         xaxis=axis(
-            view.load_label,
+            plotly_text(view.load_label),
             **(
                 {"tickvals": list(view.load)}
                 if view.load and len(view.load) <= 12
@@ -71,7 +66,11 @@ def over_load(view: LoadView, *, relative: bool) -> Any:
                 else {}
             ),
         ),
-        yaxis=axis(title, zeroline=relative, **({} if relative else {"rangemode": "tozero"})),
+        yaxis=axis(
+            _value_title(view.metric, unit, relative=relative),
+            zeroline=relative,
+            **({} if relative else {"rangemode": "tozero"}),
+        ),
     )
     return figure
 
@@ -155,7 +154,7 @@ def differences(view: PairedView) -> Any:
         )
     figure.update_layout(
         xaxis=axis(
-            f"{REQUEST_METRICS[view.metric]}, tuned − reference, {unit}",
+            f"{REQUEST_METRICS[view.metric]}, tuned − {plotly_text(view.reference_role, 30)}, {unit}",
             zeroline=False,
             range=[v * factor for v in view.focus_s],
         ),
@@ -236,6 +235,60 @@ def branches(view: BranchesView) -> Any:
         yaxis=axis("", type="category", autorange="reversed"),
     )
     return figure
+
+
+def _one_regime(view: LoadView, *, relative: bool) -> Any:
+    """With a single regime there is no load to plot over: one row per setting instead."""
+    figure = blank()
+    factor, unit = _unit(view, relative=relative)
+    names = []
+    for line, (tint, _, width, symbol) in zip(view.lines, _line_styles(view.lines), strict=True):
+        value = line.gain_pct[0] if relative else line.values[0]
+        name = f"{plotly_text(capitalised(line.role), 30)}<br>{plotly_text(line.label, 30)}"
+        if value is None or name in names:
+            continue
+        names.append(name)
+        low, high = line.low[0], line.high[0]
+        spread = None if relative or low is None or high is None else (low, high)
+        figure.add_scatter(
+            x=[value * factor],
+            y=[name],
+            mode="markers",
+            showlegend=False,
+            marker={"color": colour(tint), "symbol": symbol, "size": 11 if width > 2 else 9},
+            error_x=None
+            if spread is None
+            else {
+                "type": "data",
+                "symmetric": False,
+                "array": [max(0.0, (spread[1] - value) * factor)],
+                "arrayminus": [max(0.0, (value - spread[0]) * factor)],
+                "color": colour(tint),
+                "width": 5,
+                "thickness": 1.8,
+            },
+            customdata=[_load_hover(view.metric, line, 0)],
+            hovertemplate="<b>%{y}</b><br>%{customdata}<extra></extra>",
+        )
+    figure.update_layout(
+        xaxis=axis(_value_title(view.metric, unit, relative=relative), rangemode="normal" if relative else "tozero"),
+        yaxis=axis("", type="category", categoryorder="array", categoryarray=names[::-1]),
+    )
+    return figure
+
+
+def _unit(view: LoadView, *, relative: bool) -> tuple[float, str]:
+    if relative:
+        return 1.0, "%"
+    if is_time(view.metric):
+        return time_scale(v for line in view.lines for v in (*line.values, *line.high))
+    return 1.0, "per second" if view.metric.endswith("_per_s") else ""
+
+
+def _value_title(metric: str, unit: str, *, relative: bool) -> str:
+    if relative:
+        return gain_title(metric)
+    return capitalised(plotly_text(metric_label(metric))) + (f", {unit}" if unit else "")
 
 
 def _line_styles(lines: Sequence[LoadLine]) -> list[tuple[str, str, float, str]]:

@@ -94,6 +94,11 @@ class Table:
     sortable: bool = True
     filterable: bool = False
 
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """Which columns hold numbers."""
+        return tuple(any(cell.kind == "number" for cell in column) for column in zip(*self.rows, strict=True))
+
 
 def headline(results: StudyResults) -> Headline:
     """The verdict on the tuned setting against the paper default (or the first comparison that was made)."""
@@ -144,11 +149,11 @@ def _tiles(results: StudyResults, main: Comparison) -> list[Tile]:
     low, high = main.share_faster_interval
     tiles.append(
         Tile(
-            f"Requests faster than with {cleaned(main.reference, 40)}",
+            f"Requests against {cleaned(main.reference, 40)}",
             percent(main.share_faster * 100, signed=False),
-            "",
-            f"interval {interval(low * 100, high * 100, signed=False)}; "
-            f"{percent(main.share_slower * 100, signed=False)} slower",
+            "faster",
+            f"{interval(low * 100, high * 100, signed=False)}; "
+            f"slower: {percent(main.share_slower * 100, signed=False)}",
             "good" if low > 0.5 else "bad" if high < 0.5 else "even",
             Strip(50.0, low * 100, main.share_faster * 100, high * 100)
             if finite(low) is not None and finite(high) is not None

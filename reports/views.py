@@ -127,7 +127,7 @@ class ImportanceView:
 
 @dataclass(frozen=True, slots=True)
 class SliceView:
-    """One objective over one knob, all else free. `off`: the trials with the knob switched off (x is unused there)."""
+    """One objective over one knob, all else free. `off`: the trials with the knob switched off (x is NaN there)."""
 
     knob: str
     metric: str
@@ -205,7 +205,11 @@ def front(results: StudyResults, x_metric: str | None, y_metric: str) -> FrontVi
     failed = len(results.trials) - len(points)
     if not points:
         return Missing(f"None of the {len(results.trials)} trials finished with a value, so there is no front to draw.")
-    line = sorted((p for p in points if p.trial.on_front), key=lambda p: (-p.x, p.y))
+    # With more than two objectives the front is no line here: only what no other trial beats in these two is on it.
+    line: list[TrialPoint] = []
+    for point in sorted((p for p in points if p.trial.on_front), key=lambda p: (-p.x, -p.y)):
+        if not line or point.y > line[-1].y:
+            line.append(point)
     keep = [p for p in points if p.trial.on_front or _is_landmark(results, p.trial)]
     focus_y = _focus([p.y for p in points], [p.y for p in keep])
     if x_metric is None:

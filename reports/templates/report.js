@@ -181,7 +181,7 @@
         const value = (row) => {
           const cell = row.cells[column];
           if (cell.dataset.sort !== undefined) return Number(cell.dataset.sort);
-          return cell.classList.contains("number") ? NaN : cell.textContent;
+          return head.classList.contains("number") ? NaN : cell.textContent;
         };
         const compare = (a, b) => {
           const [x, y] = [value(a), value(b)];

@@ -32,7 +32,9 @@ BEST_STATIC = PolicyParams.static(4096)
 def quality(params: PolicyParams) -> tuple[float, float]:
     """Made-up ratios of mean and P95 latency to the default's, smooth in the knobs, best near TUNED."""
     x, y = math.log2(params.b_max / 16384), math.log2(params.b_cap / 1408)
-    mean = 0.928 + 0.012 * x * x + 0.022 * y * y + 0.012 * (params.n_th - 3) ** 2 + (0.02 if params.t_large is None else 0)
+    mean = (
+        0.928 + 0.012 * x * x + 0.022 * y * y + 0.012 * (params.n_th - 3) ** 2 + (0.02 if params.t_large is None else 0)
+    )
     tail = 0.95 + 0.01 * x * x + 0.03 * (y + 0.7) ** 2 + 0.008 * (params.n_th - 2) ** 2
     return mean, tail
 
@@ -48,14 +50,24 @@ def build(
     pick_setting = pick.setting
     traces = [
         TraceInfo(
-            name=f"rag-bursts {regime} seed {s}", regime=regime, purpose="tuning" if s < 3 else "held-out", seed=s,
-            digest="sha256:" + hashlib.sha256(f"{regime}{s}".encode()).hexdigest(), num_requests=int(requests * load) + 3,
-            duration_s=50.0, rate_per_s=load * 0.45,
+            name=f"rag-bursts {regime} seed {s}",
+            regime=regime,
+            purpose="tuning" if s < 3 else "held-out",
+            seed=s,
+            digest="sha256:" + hashlib.sha256(f"{regime}{s}".encode()).hexdigest(),
+            num_requests=int(requests * load) + 3,
+            duration_s=50.0,
+            rate_per_s=load * 0.45,
         )
-        for load, regime in zip(loads, regimes, strict=True) for s in range(6)
-    ]  # fmt: skip
+        for load, regime in zip(loads, regimes, strict=True)
+        for s in range(6)
+    ]
     statics = [PolicyParams.static(b) for b in (512, 1024, 2048, 8192, 16384)]
-    roles = [("tuned", pick_setting, 0.92), ("paper default", Setting.of(DEFAULT), 1.0), ("best static", Setting.of(BEST_STATIC), 1.07)]
+    roles = [
+        ("tuned", pick_setting, 0.92),
+        ("paper default", Setting.of(DEFAULT), 1.0),
+        ("best static", Setting.of(BEST_STATIC), 1.07),
+    ]
     roles += [("static", Setting.of(p), 1.12 + 0.09 * abs(math.log2(p.b_max / 4096))) for p in statics]
     held_out = [_held_out(seed, role, setting, factor, loads, regimes, requests) for role, setting, factor in roles]
     comparisons = [
@@ -64,10 +76,7 @@ def build(
     ]
     xs = [1024, 2048, 4096, 8192, 16384, 32768]
     ys = [256, 512, 1024, 2048, 4096, 8192, 16384]
-    ratio = [
-        [quality(PolicyParams(b_max=x, b_cap=y, n_th=3))[0] if y <= x else None for x in xs]
-        for y in ys
-    ]  # fmt: skip
+    ratio = [[quality(PolicyParams(b_max=x, b_cap=y, n_th=3))[0] if y <= x else None for x in xs] for y in ys]
     return StudyResults(
         name="RAG bursts on an RTX 5090, Qwen2.5-3B",
         origin="simulated",
@@ -77,12 +86,16 @@ def build(
             Objective(metric="p95_latency_s", label="P95 end-to-end latency", better="lower"),
         ],
         prefer="mean",
-        space={"preset": "ppas-plus", "b_max": {"low": 1024, "high": 32768, "scale": "log2"}, "n_th": {"low": 1, "high": 6}},
+        space={
+            "preset": "ppas-plus",
+            "b_max": {"low": 1024, "high": 32768, "scale": "log2"},
+            "n_th": {"low": 1, "high": 6},
+        },
         traces=traces,
         trials=trials,
         reference_trial=0,
         pick_trial=pick.number,
-        choice="Of 164 settings 5 lie within 0.5 % of the best on mean end-to-end latency; of these, this one is nearest.",
+        choice="Of 164 settings 5 lie within 0.5 % of the best on mean latency; of these, this one is nearest.",
         exported=pick_setting,
         exported_role="tuned",
         best_static=Setting.of(BEST_STATIC),
@@ -95,18 +108,28 @@ def build(
         importance_method="PED-ANOVA",
         hypervolume={arm: _rising(rng, n) for arm, n in (("search", num_search), ("random", num_random)) if n},
         landscape=Landscape(
-            metric="mean_latency_s", x_name="b_max", y_name="b_cap", x=xs, y=ys, ratio=ratio,
+            metric="mean_latency_s",
+            x_name="b_max",
+            y_name="b_cap",
+            x=xs,
+            y=ys,
+            ratio=ratio,
             fixed={"n_th": 3, "t_large": 49152, "scope": "prefill"},
         ),
         not_identified={"decode_guard": "the branch never fired on these traces"},
         warnings=["Two static budgets lie outside the search space; they are shown for comparison only."],
         provenance={
             "command": ["ppas", "tune", "examples/rag-bursts.yaml", "--runs", "runs/my study"],
-            "profile": {"name": "rtx5090-qwen2.5-3b", "fitted_on": "published runs", "residual_pct": 3.4, "coefficients": [0.0042, 1.1e-5]},
+            "profile": {
+                "name": "rtx5090-qwen2.5-3b",
+                "fitted_on": "published runs",
+                "residual_pct": 3.4,
+                "coefficients": [0.0042, 1.1e-5],
+            },
             "versions": {"ppas-autotune": "0.1.0", "optuna": "5.0.0", "python": "3.11.2"},
             "seeds": {"study": 0, "tuning": [0, 1, 2], "held_out": [3, 4, 5]},
         },
-    )  # fmt: skip
+    )
 
 
 def _trials(rng: random.Random, num_search: int, num_random: int, regimes: list[str]) -> list[Trial]:
@@ -126,28 +149,36 @@ def _trials(rng: random.Random, num_search: int, num_random: int, regimes: list[
         if arm == "reference":
             mean = tail = 1.0
         elif arm == "static":
-            mean, tail = 1.07 + 0.08 * math.log2(params.b_max / 4096) ** 2, 1.05 + 0.07 * abs(math.log2(params.b_max / 2048))
+            mean, tail = (
+                1.07 + 0.08 * math.log2(params.b_max / 4096) ** 2,
+                1.05 + 0.07 * abs(math.log2(params.b_max / 2048)),
+            )
         noise = 1 if arm == "reference" else rng.gauss(1, 0.008)
         failed = arm in ("search", "random") and rng.random() < 0.03
         trials.append(
             Trial(
-                number=number, arm=arm, setting=Setting.of(params), state="failed" if failed else "ok",
+                number=number,
+                arm=arm,
+                setting=Setting.of(params),
+                state="failed" if failed else "ok",
                 reason="2 of 31 requests failed: timeout" if failed else None,
                 objectives={} if failed else {"mean_latency_s": mean * noise, "p95_latency_s": tail * noise},
                 regimes={} if failed else {r: {"mean_latency_s": 3 * mean} for r in regimes},
                 branch_steps={} if failed else {"max": 700 + rng.randint(0, 300), "pressure": rng.randint(50, 400)},
-                dimensions={"b_max_log2": math.log2(params.b_max), "t_large": params.t_large}, on_front=False,
+                dimensions={"b_max_log2": math.log2(params.b_max), "t_large": params.t_large},
+                on_front=False,
                 duration_s=rng.uniform(0.02, 0.4),
             )
-        )  # fmt: skip
+        )
     ok = [t for t in trials if t.state == "ok"]
 
     def beaten(trial: Trial) -> bool:
         mine = tuple(trial.objectives.values())
         return any(
-            all(a <= b for a, b in zip(tuple(o.objectives.values()), mine, strict=True)) and tuple(o.objectives.values()) != mine
+            all(a <= b for a, b in zip(tuple(o.objectives.values()), mine, strict=True))
+            and tuple(o.objectives.values()) != mine
             for o in ok
-        )  # fmt: skip
+        )
 
     return [t.model_copy(update={"on_front": t.state == "ok" and not beaten(t)}) for t in trials]
 
@@ -187,12 +218,20 @@ def _held_out(
                 rows.output_tokens.append(1 if one_token else 32)
     static = setting.params["b_max"] == setting.params["b_cap"]
     return HeldOut(
-        role=role, setting=setting, regimes=means, regime_spread=spread, requests=rows,
-        branch_steps={"max": 5200} if static else {"max": 3900, "pressure": 1180, "large_prefill": 140 if setting.params["t_large"] else 0},
-    )  # fmt: skip
+        role=role,
+        setting=setting,
+        regimes=means,
+        regime_spread=spread,
+        requests=rows,
+        branch_steps={"max": 5200}
+        if static
+        else {"max": 3900, "pressure": 1180, "large_prefill": 140 if setting.params["t_large"] else 0},
+    )
 
 
-def _comparison(candidate: str, reference: str, gain: float, regimes: list[str], rng: random.Random, faster: float) -> Comparison:
+def _comparison(
+    candidate: str, reference: str, gain: float, regimes: list[str], rng: random.Random, faster: float
+) -> Comparison:
     def effect(value: float, width: float) -> Effect:
         return Effect(improvement_pct=value, low_pct=value - width, high_pct=value + 0.9 * width)
 
@@ -203,14 +242,26 @@ def _comparison(candidate: str, reference: str, gain: float, regimes: list[str],
         for regime in regimes
     }
     sentence = (
-        f"{candidate} is better than {reference}: mean end-to-end latency {gain:.1f} % better (95% interval {gain - 1.9:+.1f} to "
-        f"{gain + 1.7:+.1f} %), over 18 held-out traces with 412 requests, {faster:.0%} of them faster and {0.95 - faster:.0%} slower."
+        f"{candidate} is better than {reference}: mean end-to-end latency {gain:.1f} % better "
+        f"(95% interval {gain - 1.9:+.1f} to {gain + 1.7:+.1f} %), over 18 held-out traces with 412 requests, "
+        f"{faster:.0%} of them faster and {0.95 - faster:.0%} slower."
     )
     return Comparison(
-        candidate=candidate, reference=reference, preferred_metric="mean_latency_s", overall=overall, regimes=by_regime,
-        share_faster=faster, share_faster_interval=(faster - 0.04, faster + 0.035), share_slower=0.95 - faster, tie_s=0.005,
-        num_requests=412, num_traces=18, confidence=0.95, verdict="better", sentence=sentence,
-    )  # fmt: skip
+        candidate=candidate,
+        reference=reference,
+        preferred_metric="mean_latency_s",
+        overall=overall,
+        regimes=by_regime,
+        share_faster=faster,
+        share_faster_interval=(faster - 0.04, faster + 0.035),
+        share_slower=0.95 - faster,
+        tie_s=0.005,
+        num_requests=412,
+        num_traces=18,
+        confidence=0.95,
+        verdict="better",
+        sentence=sentence,
+    )
 
 
 def _rising(rng: random.Random, n: int) -> list[float]:

@@ -1,0 +1,244 @@
+"""The report in a real Chromium, from the file system and without a network."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import odd_studies
+import pytest
+import sample_study
+
+from reports.html import write_report
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+FLAGS = (
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+)  # fmt: skip
+FIGURES = 10
+DRAWN = "figure .js-plotly-plot .main-svg:first-of-type"
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine; scripts/install_browser.sh installs one"),
+]
+
+
+class Opened:
+    """A page with everything that it complained of and everything that it asked for."""
+
+    def __init__(self, page, path: Path) -> None:
+        self.page = page
+        self.complaints: list[str] = []
+        self.requests: list[str] = []
+        page.on("console", lambda m: self.complaints.append(m.text) if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("request", lambda r: self.requests.append(r.url))
+        page.goto(path.as_uri())
+        self.wait()
+
+    def wait(self) -> None:
+        self.page.wait_for_selector("html[data-drawn=true]", timeout=60_000)
+
+    def overflow(self) -> int:
+        return self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    write_report(sample_study.build(num_search=40, num_random=20), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def opened(browser, report) -> Iterator[Opened]:
+    page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="light")
+    yield Opened(page, report)
+    page.close()
+
+
+def test_every_figure_draws_without_a_complaint_or_a_request(opened, report):
+    assert opened.page.locator(DRAWN).count() == FIGURES
+    traces = opened.page.evaluate(
+        "[...document.querySelectorAll('.js-plotly-plot')].map(p =>"
+        " p.querySelectorAll('.scatterlayer .trace, .barlayer .trace, .heatmaplayer image').length)"
+    )
+    assert len(traces) == FIGURES
+    assert min(traces) > 0
+    assert opened.complaints == []
+    assert [url for url in opened.requests if not url.startswith("data:")] == [report.as_uri()]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_the_page_fits_its_window(browser, report, width, scheme):
+    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    opened = Opened(page, report)
+    assert opened.overflow() == 0
+    wide = page.evaluate(
+        "[...document.querySelectorAll('.js-plotly-plot .main-svg')].filter(s =>"
+        " s.getBoundingClientRect().right > innerWidth + 1).length"
+    )
+    assert wide == 0
+    assert opened.complaints == []
+    if kept := os.environ.get("PPAS_SCREENSHOTS"):
+        page.screenshot(path=Path(kept) / f"report-{width}-{scheme}.png", full_page=True)
+    page.close()
+
+
+def test_hovering_over_a_trial_tells_its_setting_and_its_gains(opened):
+    hover_over_the_reference(opened.page)
+    text = opened.page.locator("#fig-front .hoverlayer .hovertext").text_content()
+    assert "2/16384/2048 prefill" in text
+    assert "mean end-to-end latency: 0.0 %" in text
+    assert "steps: max" in text
+
+
+def test_clicking_a_trial_pins_it_and_marks_its_row(opened):
+    hover_over_the_reference(opened.page)
+    opened.page.mouse.down()
+    opened.page.mouse.up()
+    pinned = opened.page.locator("#fig-front .pinned dl")
+    pinned.wait_for()
+    assert "2/16384/2048 prefill" in pinned.inner_text()
+    assert opened.page.locator("tr.marked").get_attribute("id") == "trial-0"
+
+
+def test_a_choice_redraws_the_figure_by_mouse_and_by_keyboard(opened):
+    title = opened.page.locator("#fig-load .ytitle")
+    assert title.text_content() == "Mean end-to-end latency, s"
+    opened.page.locator("#fig-load select").select_option(label="Mean TPOT")
+    opened.page.wait_for_function("document.querySelector('#fig-load .ytitle').textContent === 'Mean TPOT, ms'")
+    opened.page.locator("#fig-load input").first.focus()
+    opened.page.keyboard.press("ArrowRight")
+    opened.page.wait_for_function("document.querySelector('#fig-load .ytitle').textContent === 'Gain in mean TPOT, %'")
+
+
+def test_every_choice_of_every_figure_draws(opened):
+    for control in opened.page.locator("figure select").all():
+        for value in [o.get_attribute("value") for o in control.locator("option").all()]:
+            control.select_option(value)
+    for radio in opened.page.locator("figure input[type=radio]").all():
+        radio.check(force=True)
+        opened.page.evaluate("new Promise(r => setTimeout(r, 30))")
+    assert opened.page.locator(DRAWN).count() == FIGURES
+    assert opened.complaints == []
+
+
+def test_a_legend_entry_hides_and_shows_its_series(opened):
+    entry = opened.page.locator("#fig-front .legend button", has_text="Random search")
+    points = opened.page.locator("#fig-front .scatterlayer .trace .point")
+    before = points.count()
+    entry.click()
+    assert entry.get_attribute("aria-pressed") == "false"
+    assert points.count() < before
+    entry.click()
+    assert points.count() == before
+
+
+def test_the_theme_switch_recolours_page_and_figures_and_is_remembered(browser, report):
+    opened = Opened(browser.new_page(color_scheme="light"), report)
+    look = (
+        "[getComputedStyle(document.body).backgroundColor, document.querySelector('#fig-front .xtitle').style.fill,"
+        " document.querySelector('#fig-front .point').style.fill]"
+    )
+    light = opened.page.evaluate(look)
+    opened.page.locator("button.theme").click()
+    opened.page.wait_for_function("document.querySelector('#fig-front .xtitle').style.fill === 'rgb(163, 174, 194)'")
+    dark = opened.page.evaluate(look)
+    assert all(a != b for a, b in zip(light, dark, strict=True))
+    assert opened.page.locator("button.theme").get_attribute("aria-pressed") == "true"
+    opened.page.reload()
+    opened.wait()
+    assert opened.page.evaluate(look) == dark
+    assert opened.complaints == []
+    opened.page.close()
+
+
+def test_the_trials_sort_by_a_column_with_failures_last_and_filter_by_words(opened):
+    page = opened.page
+    head = page.locator("#table-trials thead th", has_text="Mean end-to-end latency")
+    head.locator("button").click()
+    head.locator("button").click()
+    assert head.get_attribute("aria-sort") == "descending"
+    column = "[...document.querySelectorAll('#table-trials tbody tr')].map(r => r.cells[3].dataset.sort)"
+    values = page.evaluate(column)
+    known = [float(v) for v in values if v is not None]
+    assert known == sorted(known, reverse=True)
+    assert None not in values[: len(known)]
+    page.locator("[data-table=trials] input").fill("static 4096")
+    assert page.locator("#table-trials tbody tr:visible").count() == 1
+    assert "1 of" in page.locator("[data-table=trials] .count").inner_text()
+
+
+def test_the_exported_setting_can_be_copied(browser, report):
+    context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
+    opened = Opened(context.new_page(), report)
+    opened.page.locator("button[data-copy=exported-json]").click()
+    opened.page.locator("button[data-copy=exported-json]", has_text="Copied").wait_for()
+    assert '"b_cap"' in opened.page.evaluate("navigator.clipboard.readText()")
+    context.close()
+
+
+def test_the_first_key_leads_past_the_navigation(browser, report):
+    opened = Opened(browser.new_page(), report)
+    opened.page.keyboard.press("Tab")
+    assert opened.page.evaluate("document.activeElement.textContent") == "Skip to the report"
+    opened.page.keyboard.press("Enter")
+    assert opened.page.evaluate("document.activeElement.id") == "main"
+    opened.page.close()
+
+
+def test_markup_in_names_is_shown_as_text_and_never_runs(browser, tmp_path):
+    write_report(odd_studies.hostile(), tmp_path / "report.html")
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    opened = Opened(page, tmp_path / "report.html")
+    hover_over_the_reference(page)
+    assert odd_studies.HOSTILE[:40] in page.locator("#fig-front .hoverlayer .hovertext").text_content()
+    assert page.evaluate("window.pwned") is None
+    assert page.locator("img, .js-plotly-plot a[href]").count() == 0
+    assert odd_studies.HOSTILE[:20] in page.locator("h1").inner_text()
+    assert opened.complaints == []
+    assert opened.overflow() == 0
+    page.close()
+
+
+@pytest.mark.parametrize(
+    "name", ["nothing is finite", "all trials failed", "one regime", "no search at all", "three objectives"]
+)
+def test_an_odd_study_opens_without_a_complaint(browser, tmp_path, name):
+    write_report(odd_studies.ODD[name](), tmp_path / "report.html")
+    page = browser.new_page(viewport={"width": 390, "height": 900})
+    opened = Opened(page, tmp_path / "report.html")
+    drawn, said = page.locator(DRAWN).count(), page.locator("figure > .empty:visible").count()
+    assert drawn + said == FIGURES
+    assert opened.complaints == []
+    assert opened.overflow() == 0
+    page.close()
+
+
+def hover_over_the_reference(page) -> None:
+    """Moves the mouse over the reference trial, which stands at (0, 0), where the real axes put it."""
+    page.locator("#fig-front").scroll_into_view_if_needed()
+    x, y = page.evaluate(
+        "(() => { const p = document.querySelector('#fig-front .js-plotly-plot'), l = p._fullLayout,"
+        " box = p.getBoundingClientRect();"
+        " return [box.left + l.xaxis._offset + l.xaxis.l2p(0), box.top + l.yaxis._offset + l.yaxis.l2p(0)]; })()"
+    )
+    page.mouse.move(x - 3, y - 3)
+    page.mouse.move(x, y, steps=3)
+    page.locator("#fig-front .hoverlayer .hovertext").wait_for()

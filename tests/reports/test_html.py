@@ -1,0 +1,258 @@
+"""The report as a file: complete, offline, safe and small, whatever the study holds."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from functools import cache
+from html.parser import HTMLParser
+
+import odd_studies
+import pytest
+import sample_study
+
+from autotune.results import StudyResults
+from reports import panels
+from reports.html import render, write_report
+from reports.panels import Panel
+from reports.views import Missing
+
+PANELS = [
+    "front",
+    "load",
+    "effects",
+    "requests",
+    "differences",
+    "branches",
+    "convergence",
+    "importance",
+    "slices",
+    "landscape",
+]
+VOID = {"meta", "link", "img", "br", "input", "hr", "line", "path", "circle"}
+
+
+class Page(HTMLParser):
+    """Elements, text outside scripts, and whether every element closes where it should."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.words: list[str] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        (self.scripts if self.open and self.open[-1] in ("script", "style") else self.words).append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@cache
+def odd(name: str) -> tuple[Page, dict[str, Panel]]:
+    study = odd_studies.ODD[name]()
+    return Page(render(study)), panels.all_panels(study)
+
+
+@pytest.fixture(scope="module")
+def study() -> StudyResults:
+    return sample_study.build()
+
+
+@pytest.fixture(scope="module")
+def page(study) -> Page:
+    return Page(render(study))
+
+
+def test_every_element_closes_and_every_id_is_unique(page):
+    assert page.open == []
+    ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
+    assert len(ids) == len(set(ids))
+    named = {
+        i
+        for _, attrs in page.tags
+        for key in ("aria-labelledby", "aria-describedby")
+        for i in (attrs.get(key) or "").split()
+    }
+    named |= {attrs["href"][1:] for _, attrs in page.tags if (attrs.get("href") or "").startswith("#")}
+    assert named <= set(ids)
+
+
+def test_no_element_refers_to_anything_outside_the_file(page):
+    addresses = [
+        v for _, attrs in page.tags for k, v in attrs.items() if k in ("src", "href", "srcset", "action", "data")
+    ]
+    assert [a for a in addresses if not a.startswith("#") and a != "data:,"] == []
+    policy = next(a["content"] for t, a in page.tags if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe-inline" not in policy.split("style-src")[0]
+    assert "unsafe-eval" not in policy
+
+
+def test_every_figure_has_a_heading_a_caption_and_a_text_alternative(page, study):
+    assert [a["data-panel"] for t, a in page.tags if t == "figure"] == [
+        "front",
+        "effects",
+        "load",
+        "requests",
+        "differences",
+        "branches",
+        "convergence",
+        "importance",
+        "slices",
+        "landscape",
+    ]
+    assert sum(t == "figcaption" for t, _ in page.tags) == len(PANELS)
+    for panel in panels.all_panels(study).values():
+        assert panel.missing is None
+        assert len(panel.alt) > 20
+        assert panel.alt in page.text
+
+
+def test_a_simulated_study_says_so_in_the_title_the_header_and_every_figure(page):
+    badges = [a for _, a in page.tags if "badge-sim" in (a.get("class") or "")]
+    assert len(badges) >= 1 + len(PANELS) + 3
+    assert "(simulated)" in page.text
+    assert page.text.count("Simulated, not measured on a server.") == len(PANELS)
+    assert "Measured live" not in page.text
+
+
+def test_a_live_study_never_says_simulated():
+    page = odd("measured live")[0]
+    assert "simulated" not in page.text.lower()
+    assert page.text.count("Measured on a live server.") == len(PANELS)
+
+
+def test_the_headline_is_the_verdict_with_its_interval(page):
+    assert "Better Tuned is better than paper default" in page.text
+    assert "Mean end-to-end latency 7.9 % better (95% interval +6.0 to +9.6 %)" in page.text
+    assert "7.9 % lower 95% interval 6.0 to 9.6 % lower" in page.text
+    assert "86.0 % faster 82.0 to 89.5 %; slower: 9.0 %" in page.text
+
+
+def test_every_trial_every_trace_digest_and_every_held_out_mean_is_in_a_table(page, study):
+    rows = [a["id"] for t, a in page.tags if t == "tr" and "id" in a]
+    assert rows == [f"trial-{t.number}" for t in study.trials]
+    for trace in study.traces:
+        assert trace.digest in page.text
+    assert page.text.count("2 of 31 requests failed: timeout") == sum(t.state == "failed" for t in study.trials)
+    assert "3.10 s" in page.text
+    assert "31.0 ms" in page.text
+
+
+def test_the_command_the_setting_the_warnings_and_the_unidentified_knobs_are_there(page, study):
+    assert "ppas tune examples/rag-bursts.yaml --runs 'runs/my study'" in page.text
+    assert " ".join(json.dumps(study.exported.params, indent=2).split()) in page.text
+    assert study.warnings[0] in page.text
+    assert "decode_guard : the branch never fired" in page.text
+    assert "rtx5090-qwen2.5-3b" in page.text
+
+
+def test_plotly_is_in_the_file_once(study):
+    assert render(study).count("* plotly.js v") == 1
+
+
+@pytest.mark.parametrize("name", list(odd_studies.ODD))
+def test_an_odd_study_still_makes_a_whole_report(name):
+    page, shown = odd(name)
+    assert page.open == []
+    assert sum(t == "figure" for t, _ in page.tags) == len(PANELS)
+    for panel in shown.values():
+        for variant in panel.variants.values():
+            if isinstance(variant, Missing):
+                assert len(variant.reason) > 20
+            else:
+                assert any(_has_data(trace) for trace in variant.data), (name, panel.id)
+        if panel.missing:
+            assert panel.missing in page.text
+    for word in ("nan", "inf", "none", "undefined", "null"):
+        assert not re.search(rf"\b{word}\b %|\b{word}\b m?s\b", page.text.lower()), word
+
+
+def _has_data(trace) -> bool:
+    values = trace.z if trace.type == "heatmap" else trace.x
+    return values is not None and any(v is not None for v in values)
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("no random arm", "No random arm was run in this study"),
+        ("no landscape", "did not evaluate a plane of the space"),
+        ("all trials failed", "None of the 28 trials finished"),
+        ("nothing held out", "compared no settings on held-out traces"),
+        ("no words", "recorded no command line"),
+        ("no clear winner", "No clear winner between tuned and paper default"),
+    ],
+)
+def test_what_is_missing_is_said_in_words(name, sentence):
+    assert sentence in odd(name)[0].text
+
+
+def test_markup_in_any_name_is_text_in_the_page_and_cannot_end_a_script():
+    page, _ = odd("markup everywhere")
+    assert page.open == []
+    assert not any(t == "img" or "onerror" in a for t, a in page.tags)
+    assert sum(t == "script" for t, _ in page.tags) == 5
+    assert page.text.count(odd_studies.HOSTILE.replace("  ", " ")) > 20
+    data = [s for s in page.scripts if s.startswith(("[", "{"))]
+    assert len(data) == 2
+    for text in data:
+        assert "<" not in text
+        json.loads(text)
+
+
+def test_markup_in_any_name_is_escaped_in_every_label_that_plotly_reads():
+    texts = []
+    for panel in odd("markup everywhere")[1].values():
+        for figure in panel.variants.values():
+            if not isinstance(figure, Missing):
+                texts += _strings(figure.to_plotly_json())
+    ours = re.compile(r"</?b>|<br>|<extra>|</extra>|%\{[a-z\[\]0-9]+(:[^}]*)?\}")
+    seen = [t for t in texts if "window.pwned" in t]
+    assert len(seen) > 50
+    for text in seen:
+        assert "<" not in ours.sub("", text.replace("&lt;", "")), text
+
+
+def _strings(value) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        return [s for v in value.values() for s in _strings(v)]
+    if isinstance(value, list | tuple):
+        return [s for v in value for s in _strings(v)]
+    return []
+
+
+def test_three_hundred_trials_and_thousands_of_requests_stay_under_six_megabytes_and_five_seconds(tmp_path):
+    study = sample_study.build(num_search=150, num_random=142, requests=400)
+    assert len(study.trials) == 300
+    write_report(study, tmp_path / "warm.html")
+    begun = time.perf_counter()
+    write_report(study, tmp_path / "report.html")
+    assert time.perf_counter() - begun < 5
+    assert (tmp_path / "report.html").stat().st_size < 6_000_000
+
+
+def test_the_same_results_give_the_same_bytes(study):
+    assert render(study) == render(study)
+
+
+def test_the_report_is_made_from_the_saved_file_as_well(study, tmp_path):
+    study.save(tmp_path / "results.json")
+    assert render(StudyResults.load(tmp_path / "results.json")) == render(study)

@@ -1,0 +1,61 @@
+"""How numbers and names are written."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from reports import numbers
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(12.345, "12.3 s"), (0.8451, "845 ms"), (0.0312, "31.2 ms"), (0.0, "0 s"), (1.0, "1.00 s"), (1234.5, "1,234 s")],
+)
+def test_a_duration_is_in_seconds_from_one_second_up_and_in_milliseconds_below(seconds, text):
+    assert numbers.duration(seconds) == text
+
+
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])
+def test_a_value_that_is_missing_or_not_finite_is_a_dash(value):
+    assert numbers.duration(value) == numbers.percent(value) == numbers.significant(value) == "–"
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(8.53, "+8.5 %"), (-3.0, "−3.0 %"), (0.01, "0.0 %"), (-0.01, "0.0 %"), (0.0, "0.0 %")]
+)
+def test_a_percentage_has_its_sign_unless_it_rounds_to_nothing(value, text):
+    assert numbers.percent(value) == text
+
+
+def test_markup_in_a_name_is_escaped_for_plotly():
+    assert (
+        numbers.plotly_text("<b>x</b> & <a href='#'>y</a>")
+        == "&lt;b&gt;x&lt;/b&gt; &amp; &lt;a href='#'&gt;y&lt;/a&gt;"
+    )
+
+
+def test_a_name_is_one_line_without_control_characters_and_of_bounded_length():
+    assert numbers.cleaned("a\n\x00b\u2028c\ud800d") == "a b c d"
+    assert len(numbers.plotly_text("x" * 10_000)) == 120
+
+
+def test_a_knob_that_is_none_is_off_and_whole_numbers_have_separators():
+    assert [numbers.tokens(v) for v in (None, 16384, True, "prefill", 0.5)] == [
+        "off",
+        "16,384",
+        "yes",
+        "prefill",
+        "0.5000",
+    ]
+
+
+def test_times_below_one_second_get_a_millisecond_axis():
+    assert numbers.time_scale([0.03, None, math.nan]) == (1000.0, "ms")
+    assert numbers.time_scale([0.03, 2.0]) == (1.0, "s")
+
+
+def test_a_time_stamp_is_written_for_people_and_kept_when_it_is_none():
+    assert numbers.moment("2026-11-30T09:12:44Z") == "30 Nov 2026, 09:12 UTC"
+    assert numbers.moment("last week") == "last week"

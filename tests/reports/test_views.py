@@ -1,0 +1,186 @@
+"""The data behind each figure."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+import sample_study
+
+from autotune.results import Effect, StudyResults
+from reports import pairs, views
+from reports.views import BEST_STATIC, PAPER_DEFAULT, Missing
+
+
+@pytest.fixture(scope="module")
+def study() -> StudyResults:
+    return sample_study.build()
+
+
+def with_trials(study: StudyResults, **changes: object) -> StudyResults:
+    return study.model_copy(update={"trials": [t.model_copy(update=changes) for t in study.trials]})
+
+
+def test_the_reference_trial_stands_at_no_gain_in_either_objective(study):
+    view = views.front(study, "mean_latency_s", "p95_latency_s")
+    assert (view.reference.x, view.reference.y) == (0.0, 0.0)
+
+
+def test_a_ratio_of_nine_tenths_is_a_gain_of_ten_per_cent():
+    assert views.gain_pct(0.9) == pytest.approx(10.0)
+
+
+def test_every_finished_trial_is_a_point_and_failed_ones_are_counted(study):
+    view = views.front(study, "mean_latency_s", "p95_latency_s")
+    failed = sum(t.state == "failed" for t in study.trials)
+    assert failed > 0
+    assert (len(view.points), view.failed) == (len(study.trials) - failed, failed)
+
+
+def test_the_front_line_falls_in_one_objective_as_it_rises_in_the_other(study):
+    line = views.front(study, "mean_latency_s", "p95_latency_s").front
+    assert len(line) > 1
+    assert all(a.x > b.x and a.y < b.y for a, b in pairwise(line))
+    assert {p.trial.number for p in line} == {t.number for t in study.trials if t.on_front}
+
+
+def test_the_close_up_holds_the_front_the_pick_and_the_reference(study):
+    view = views.front(study, "mean_latency_s", "p95_latency_s")
+    for point in (*view.front, view.pick, view.reference):
+        assert view.focus_x[0] < point.x < view.focus_x[1]
+        assert view.focus_y[0] < point.y < view.focus_y[1]
+    beyond = [p for p in view.points if p.x < view.focus_x[0] or p.y < view.focus_y[0]]
+    assert view.outside == len(beyond) > 0
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_trial_whose_objective_is_not_finite_has_no_place_on_the_front(study, value):
+    broken = study.trials[20].model_copy(update={"objectives": {"mean_latency_s": value, "p95_latency_s": 1.0}})
+    changed = study.model_copy(update={"trials": [*study.trials[:20], broken, *study.trials[21:]]})
+    view = views.front(changed, "mean_latency_s", "p95_latency_s")
+    assert 20 not in {p.trial.number for p in view.points}
+
+
+def test_without_a_finished_trial_the_front_says_so_in_words(study):
+    view = views.front(with_trials(study, state="failed", objectives={}), "mean_latency_s", "p95_latency_s")
+    assert isinstance(view, Missing)
+    assert "None of the 168 trials finished" in view.reason
+
+
+def test_regimes_are_ordered_by_their_load_and_not_by_their_spelling():
+    assert views.ordered_regimes(["λ=1.4", "λ=10", "λ=0.4", "λ=2", "λ=0.4"]) == ["λ=0.4", "λ=1.4", "λ=2", "λ=10"]
+
+
+def test_loads_are_numbers_where_the_names_differ_in_one_number_only(study):
+    view = views.over_load(study, "mean_latency_s")
+    assert view.load == sample_study.LOADS
+    assert view.load_label.startswith("λ")
+
+
+def test_loads_are_names_where_the_names_differ_in_more_than_a_number(study):
+    renamed = {f"λ={load:g}": f"λ={load:g} p{i}" for i, load in enumerate(sample_study.LOADS)}
+    held = [
+        h.model_copy(update={"regimes": {renamed[r]: v for r, v in h.regimes.items()}, "regime_spread": {}})
+        for h in study.held_out
+    ]
+    view = views.over_load(study.model_copy(update={"held_out": held}), "mean_latency_s")
+    assert view.load is None
+    assert list(view.regimes) == list(renamed.values())
+
+
+def test_the_gain_over_load_is_against_the_paper_default_of_the_same_regime(study):
+    view = views.over_load(study, "mean_latency_s")
+    tuned, default = view.lines[0], view.lines[1]
+    assert (tuned.role, default.role) == ("tuned", PAPER_DEFAULT)
+    assert tuned.gain_pct == pytest.approx([8.0] * 6)
+    assert default.gain_pct == pytest.approx([0.0] * 6)
+
+
+def test_more_goodput_is_a_gain(study):
+    assert views.gain_over("goodput_per_s", 1.25, 1.0) == pytest.approx(20.0)
+    assert views.gain_over("mean_latency_s", 1.25, 1.0) == pytest.approx(-25.0)
+
+
+def test_requests_are_paired_by_their_place_and_undefined_ones_left_out(study):
+    view = pairs.paired(study, PAPER_DEFAULT, "tpot_s")
+    ours, theirs = study.held_out[0].requests, study.held_out[1].requests
+    defined = [i for i, v in enumerate(ours.tpot_s) if v is not None and theirs.tpot_s[i] is not None]
+    assert view.num_undefined == len(ours.tpot_s) - len(defined) > 0
+    assert [p.candidate_s for p in view.sample] == [ours.tpot_s[i] for i in defined]
+    assert [p.reference_s for p in view.sample] == [theirs.tpot_s[i] for i in defined]
+
+
+def test_the_distribution_of_differences_rises_from_the_least_to_the_greatest(study):
+    view = pairs.paired(study, BEST_STATIC, "latency_s")
+    exact = sorted(
+        a - b for a, b in zip(study.held_out[0].requests.latency_s, study.held_out[2].requests.latency_s, strict=True)
+    )
+    assert (view.difference_s[0], view.difference_s[-1]) == (exact[0], exact[-1])
+    assert list(view.share) == sorted(view.share)
+    assert view.share[-1] == 1.0
+    assert view.share_faster == sum(d < -view.tie_s for d in exact) / len(exact)
+
+
+def test_a_long_replay_is_thinned_for_the_scatter_and_counted_in_full(study):
+    long = sample_study.build(num_search=2, num_random=0, requests=400)
+    view = pairs.paired(long, PAPER_DEFAULT, "latency_s")
+    assert view.num_pairs == len(long.held_out[0].requests.regime) > 3000
+    assert len(view.sample) == pairs.MAX_SCATTER_POINTS
+    assert {p.regime for p in view.sample} == set(view.regimes)
+    assert len(view.difference_s) == pairs.MAX_ECDF_POINTS
+
+
+def test_settings_replayed_on_different_requests_are_not_paired(study):
+    short = study.held_out[1].requests.model_copy(update={"latency_s": [1.0]})
+    held = [study.held_out[0], study.held_out[1].model_copy(update={"requests": short})]
+    assert isinstance(pairs.paired(study.model_copy(update={"held_out": held}), PAPER_DEFAULT, "latency_s"), Missing)
+
+
+def test_effects_begin_with_all_regimes_and_go_on_by_load(study):
+    view = views.effects(study.comparisons[0], "mean_latency_s")
+    assert [r.label for r in view.rows] == ["All regimes", *(f"λ={load:g}" for load in sample_study.LOADS)]
+    assert view.rows[0].value_pct == pytest.approx(7.9)
+
+
+def test_an_effect_without_a_finite_interval_shrinks_to_its_value(study):
+    effect = Effect(improvement_pct=3.0, low_pct=math.nan, high_pct=math.inf)
+    comparison = study.comparisons[0].model_copy(update={"overall": {"mean_latency_s": effect}, "regimes": {}})
+    row = views.effects(comparison, "mean_latency_s").rows[0]
+    assert (row.low_pct, row.value_pct, row.high_pct) == (3.0, 3.0, 3.0)
+
+
+def test_the_best_so_far_never_gets_worse_and_failures_keep_it(study):
+    view = views.best_so_far(study, "mean_latency_s")
+    for arm, course in view.arms.items():
+        known = [v for v in course if v is not None]
+        assert known == sorted(known)
+        assert len(course) == sum(t.arm == arm for t in study.trials)
+    assert set(view.levels) == {PAPER_DEFAULT, BEST_STATIC}
+
+
+def test_knobs_with_one_value_are_no_slice(study):
+    assert {t.setting.params["max_num_seqs"] for t in study.trials} == {256}
+    assert views.knobs_tried(study) == ["b_max", "b_cap", "n_th", "t_large"]
+
+
+def test_trials_with_the_knob_switched_off_stand_apart_in_its_slice(study):
+    view = views.slice_of(study, "t_large", "mean_latency_s")
+    assert view.off
+    assert all(p.trial.setting.params["t_large"] is None for p in view.off)
+    assert all(p.trial.setting.params["t_large"] == p.x for p in view.points)
+
+
+def test_the_landscape_turns_ratios_into_gains_and_keeps_the_holes(study):
+    view = views.landscape(study)
+    for row, ratios in zip(view.gain_pct, study.landscape.ratio, strict=True):
+        assert [g is None for g in row] == [r is None for r in ratios]
+    assert {m.name for m in view.marks} == {"tuned", PAPER_DEFAULT, BEST_STATIC}
+    default = next(m for m in view.marks if m.name == PAPER_DEFAULT)
+    assert (view.x[round(default.column)], view.y[round(default.row)]) == (16384, 2048)
+
+
+def test_shares_of_branches_add_up_to_one_for_each_setting(study):
+    view = views.branches(study)
+    for i in range(len(view.settings)):
+        assert sum(view.share[b][i] for b in view.branches) == pytest.approx(1.0)
