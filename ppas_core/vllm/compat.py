@@ -21,7 +21,7 @@ CHECKED_VERSIONS: Final = MappingProxyType(
         "0.27.1": "live, and step for step against the simulator",
         "0.30.0": "from its source",
         "0.32.0": "step for step against the simulator",
-        "0.33.0": "from a reading of its source by the project's owner; not run here",
+        "0.33.0": "from its source",
     }
 )
 """Version to how it was checked."""
@@ -50,23 +50,19 @@ class UnknownVllm(PpasError):
     """The installed vLLM does not look as the subclass needs it. The message says what was looked for."""
 
 
-def problems_with(scheduler: type, request: type) -> list[str]:
-    """What the subclass needs and these classes lack, in words; empty when everything is there."""
-    found = []
-    for name in _NEEDED_METHODS:
-        if not callable(getattr(scheduler, name, None)):
-            found.append(f"{scheduler.__name__} has no method {name}")
-    if not found:
-        source = inspect.getsource(scheduler.schedule)  # type: ignore[attr-defined]
-        found += [f"schedule() has no line with `{line}`" for line in _NEEDED_IN_SCHEDULE if line not in source]
-    source = inspect.getsource(request)
-    found += [f"{request.__name__} has no {name}" for name in _NEEDED_REQUEST_NAMES if name not in source]
+def problems_in_source(scheduler_source: str, request_source: str) -> list[str]:
+    """What the subclass needs and these sources lack, in words; empty when everything is there."""
+    found = [
+        f"the scheduler has no method {name}" for name in _NEEDED_METHODS if f"def {name}(" not in scheduler_source
+    ]
+    found += [f"schedule() has no line with `{line}`" for line in _NEEDED_IN_SCHEDULE if line not in scheduler_source]
+    found += [f"Request has no {name}" for name in _NEEDED_REQUEST_NAMES if name not in request_source]
     return found
 
 
 def require_known_shape(scheduler: type, request: type, version: str) -> None:
     """Raise UnknownVllm where the installed classes lack what the subclass needs."""
-    if found := problems_with(scheduler, request):
+    if found := problems_in_source(inspect.getsource(scheduler), inspect.getsource(request)):
         raise UnknownVllm(
             f"vLLM {version}: P-PAS cannot act in this scheduler: {'; '.join(found)}. Checked versions: "
             f"{', '.join(CHECKED_VERSIONS)}. Use one of them, or switch P-PAS off"

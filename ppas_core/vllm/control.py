@@ -93,14 +93,12 @@ class LiveControl:
         """The policy for `step`, after looking whether the file changed. Never raises for what the file holds."""
         if self._path is not None:
             try:
-                status = os.stat(self._path)
+                seen = _signature(os.stat(self._path))
             except OSError:
-                seen = None
+                self._seen = None
             else:
-                seen = (status.st_mtime_ns, status.st_ino, status.st_size)
-            if seen != self._seen:
-                self._seen = seen
-                if seen is not None:
+                if seen != self._seen:
+                    self._seen = seen
                     self._load(self._path, step)
         return self.params
 
@@ -108,6 +106,8 @@ class LiveControl:
         version = 0
         try:
             with open(path, "rb") as file:
+                # The file may have been replaced again since the stat: remember the one that is read.
+                self._seen = _signature(os.fstat(file.fileno()))
                 content = file.read(MAX_SETTINGS_BYTES + 1)
             if len(content) > MAX_SETTINGS_BYTES:
                 raise InvalidSettings(f"the settings file is larger than {MAX_SETTINGS_BYTES} bytes")
@@ -129,3 +129,7 @@ class LiveControl:
         self.acks.append(ack)
         self.ack_counts[status] += 1
         self._on_ack(ack)
+
+
+def _signature(status: os.stat_result) -> tuple[int, int, int]:
+    return (status.st_mtime_ns, status.st_ino, status.st_size)

