@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from autotune import aggregate, metrics
+from autotune.records import Origin
 from autotune.results import Verdict
 from autotune.stats import PairedComparison
 from ppas_core.errors import InvalidInput, NoResult
@@ -136,9 +137,14 @@ def verdict(comparison: PairedComparison, preferred: Sequence[str], *, min_gain_
 
 
 def sentence(
-    candidate: str, reference: str, comparison: PairedComparison, preferred: Sequence[str], found: Verdict
+    candidate: str,
+    reference: str,
+    comparison: PairedComparison,
+    preferred: Sequence[str],
+    found: Verdict,
+    origin: Origin,
 ) -> str:
-    """The verdict in words, with the effect, its interval and what it rests on."""
+    """The verdict in words, with the effect, its interval and what it rests on; says so when that is simulated."""
     effects = "; ".join(
         f"{metrics.metric(name).label} {_change(comparison.overall[name].value)} "
         f"({comparison.confidence:.0%} interval {comparison.overall[name].low:+.1f} to "
@@ -152,7 +158,7 @@ def sentence(
         "inconclusive": f"{candidate} against {reference} is inconclusive",
     }[found]
     return (
-        f"{head}: {effects}, over {comparison.num_traces} held-out traces with {comparison.num_requests} requests, "
+        f"{head}: {effects}, over {comparison.num_traces} {origin} held-out traces with {comparison.num_requests} requests, "
         f"{comparison.share_faster.value:.0%} of them faster and {comparison.share_slower:.0%} slower."
     )
 

@@ -32,6 +32,10 @@ def compare_settings(
         candidate[1], reference[1], names, limits=spec.metric_limits(), confidence=spec.confidence, seed=spec.seed
     )
     verdict = choose.verdict(paired, preferred, min_gain_pct=spec.min_gain_pct)
+    if candidate[1][0].params == reference[1][0].params:
+        sentence = f"No clear winner: {candidate[0]} is the same setting as {reference[0]}."
+    else:
+        sentence = choose.sentence(candidate[0], reference[0], paired, preferred, verdict, candidate[1][0].origin)
     return Comparison(
         candidate=candidate[0],
         reference=reference[0],
@@ -46,7 +50,7 @@ def compare_settings(
         num_traces=paired.num_traces,
         confidence=paired.confidence,
         verdict=verdict,
-        sentence=choose.sentence(candidate[0], reference[0], paired, preferred, verdict),
+        sentence=sentence,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -30,6 +31,15 @@ class Evaluator(Protocol):
 
     def replay(self, params: PolicyParams, trace: Trace) -> Replay:
         """One replay of `trace` under `params`, from an empty server."""
+        ...
+
+    def doubts(self, params: PolicyParams, traces: Sequence[Trace]) -> list[str]:
+        """What this evaluator cannot vouch for when it tries `params` on `traces`, a sentence each; empty is best."""
+        ...
+
+    @property
+    def error_pct(self) -> float | None:
+        """How far its mean latency was off where that could be checked, in per cent; None when it measures itself."""
         ...
 
     def describe(self) -> dict[str, Any]:
@@ -76,6 +86,28 @@ class SimulatedEvaluator:
             requests=_records(trace, self._requests(trace), result),
             branch_steps={str(branch): steps for branch, steps in result.steps.branch_steps.items()},
         )
+
+    def doubts(self, params: PolicyParams, traces: Sequence[Trace]) -> list[str]:
+        """Budgets and lengths outside the range that the profile was fitted on: there it extrapolates."""
+        asked = {
+            "budget_tokens": [params.b_max, params.b_cap],
+            "prompt_tokens": [request.prompt_tokens for trace in traces for request in trace.requests],
+            "output_tokens": [request.output_tokens for trace in traces for request in trace.requests],
+        }
+        measured = self.profile.fit.get("measured_range", {})
+        return [
+            f"{name.replace('_', ' ')} from {min(values)} to {max(values)} were simulated, but profile "
+            f"{self.profile.name} was fitted on {measured[name][0]} to {measured[name][1]}: confirm on a live server"
+            for name, values in asked.items()
+            if name in measured and (min(values) < measured[name][0] or max(values) > measured[name][1])
+        ]
+
+    @property
+    def error_pct(self) -> float | None:
+        """The profile's error on P-PAS runs that it was not fitted on: mean latency, mean over load regimes."""
+        held_out = self.profile.fit.get("held_out_ppas_error_per_regime", {})
+        error = held_out.get("mean_absolute", {}).get("avg_latency")
+        return None if error is None else 100 * float(error)
 
     def describe(self) -> dict[str, Any]:
         """The profile with its provenance, and the noise."""

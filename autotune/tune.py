@@ -165,7 +165,7 @@ class _Tuner:
             hypervolume=self._hypervolume(trials),
             landscape=surface,
             not_identified=not_identified,
-            warnings=self._warnings(trials, pick),
+            warnings=self._warnings(trials, pick, comparisons[0]),
             provenance=provenance.collect(plan.evaluator.describe(), spec.model_dump(mode="json"), plan.sampler),
         )
 
@@ -330,12 +330,18 @@ class _Tuner:
                 volumes[arm] = history
         return volumes
 
-    def _warnings(self, trials: Sequence[Trial], pick: PolicyParams) -> list[str]:
+    def _warnings(self, trials: Sequence[Trial], pick: PolicyParams, comparison: Comparison) -> list[str]:
         notes = []
         if failed := [t for t in trials if t.state == "failed"]:
             notes.append(f"{len(failed)} of {len(trials)} trials failed; the first: {failed[0].reason}")
-        if pick.b_max == self.plan.space.max_b_max and not pick.is_static:
-            notes.append(f"the pick's b_max {pick.b_max} is the largest that the space allows; a wider space may gain")
+        notes += self.plan.evaluator.doubts(pick, [*self.plan.tuning, *self.plan.held_out])
+        gain_pct = comparison.overall[self.preferred[0]].improvement_pct
+        error_pct = self.plan.evaluator.error_pct
+        if comparison.verdict == "better" and error_pct is not None and gain_pct < error_pct:
+            notes.append(
+                f"the gain of {gain_pct:.1f} % is below the simulator's own error of {error_pct:.1f} % on published "
+                "runs: confirm it on a live server"
+            )
         return notes
 
 

@@ -115,7 +115,7 @@ def compare(
         ["", *(metrics.metric(name).label for name in names)],
         [(regime, *(console.effect(effects[name]) for name in names)) for regime, effects in rows],
     )
-    console.out.print(escape(f"Simulated. {comparison.sentence}"))
+    console.out.print(escape(comparison.sentence))
 
 
 @dataclass(frozen=True)

@@ -81,9 +81,9 @@ def test_a_clear_gain_has_an_interval_around_it_and_is_called_better() -> None:
     backwards = stats.compare(study(1, 1.0), study(1, 0.9), ["mean_latency_s"])
     assert choose.verdict(backwards, ["mean_latency_s"], min_gain_pct=1) == "worse"
     assert found.share_faster.value == 1.0
-    sentence = choose.sentence("tuned", "paper default", found, ["mean_latency_s"], "better")
+    sentence = choose.sentence("tuned", "paper default", found, ["mean_latency_s"], "better", Origin.SIMULATED)
     assert sentence.startswith("tuned is better than paper default: mean end-to-end latency ")
-    assert "over 6 held-out traces with 120 requests, 100% of them faster and 0% slower" in sentence
+    assert "over 6 simulated held-out traces with 120 requests, 100% of them faster and 0% slower" in sentence
 
 
 def test_intervals_cover_a_true_null_effect_about_as_often_as_they_say() -> None:
