@@ -14,18 +14,21 @@ the same requests have the same digest whatever their names, and a cut or edited
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, overload
 
 from ppas_core.errors import InvalidInput
 from ppas_core.files import write_atomically
+from traces.lines import numbered_lines
 
 FORMAT: Final = "ppas-trace"
 VERSION: Final = 1
@@ -36,6 +39,56 @@ _HEADER_KEYS: Final = {
 _REQUEST_KEYS: Final = ("arrival_s", "prompt_tokens", "output_tokens", "block_hashes", "session", "phase")
 
 
+class BlockHashes(Sequence[int]):
+    """Block ids at 8 bytes each, equal to the tuple of the same numbers; a tuple takes five times as much.
+
+    A trace of a million long prompts has some twenty-five million ids. Immutable. Raises TypeError for something other
+    than whole numbers and OverflowError for one outside 64 bits; `pack_blocks` keeps those as a tuple.
+    """
+
+    __slots__ = ("_ids",)
+
+    def __init__(self, ids: Iterable[int]) -> None:
+        self._ids = array("q", ids)
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ids)
+
+    @overload
+    def __getitem__(self, place: int) -> int: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, place: int | slice) -> int | tuple[int, ...]:
+        return tuple(self._ids[place]) if isinstance(place, slice) else self._ids[place]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, BlockHashes):
+            return self._ids == other._ids
+        return tuple(self._ids) == other if isinstance(other, tuple) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._ids))
+
+    def __repr__(self) -> str:
+        return f"BlockHashes({tuple(self._ids)})"
+
+
+def pack_blocks(ids: Sequence[object]) -> Sequence[int]:
+    """`ids` packed where they fit into 64 bits, else as a tuple; () for none. Raises InvalidInput for other values."""
+    if not ids:
+        return ()
+    if set(map(type, ids)) != {int}:
+        raise InvalidInput("block_hashes holds something other than whole numbers")
+    numbers: Sequence[int] = ids  # type: ignore[assignment]  # checked on the line above
+    try:
+        return BlockHashes(numbers)
+    except OverflowError:
+        return tuple(numbers)
+
+
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
     """One request of a trace.
@@ -43,7 +96,7 @@ class TraceRequest:
     arrival_s: seconds from the trace's start, finite, at least 0.
     prompt_tokens, output_tokens: lengths in tokens, at least 1.
     block_hashes: one id per `Trace.block_size` prompt tokens (the last block may be partial); requests that begin with
-        the same ids share that prefix. Empty: a prompt of its own.
+        the same ids share that prefix. Empty: a prompt of its own. A tuple, or `BlockHashes` from a file.
     session: the conversation that the request belongs to, if any.
     phase: index of the load phase that generated it, if any.
 
@@ -53,7 +106,7 @@ class TraceRequest:
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
-    block_hashes: tuple[int, ...] = ()
+    block_hashes: Sequence[int] = ()
     session: str | None = None
     phase: int | None = None
 
@@ -66,7 +119,8 @@ class TraceRequest:
             value = getattr(self, name)
             if not _is_int(value) or value < 1:
                 raise InvalidInput(f"{name} is {value!r}; allowed: a whole number of at least 1")
-        if not all(_is_int(block) for block in self.block_hashes):
+        packed = isinstance(self.block_hashes, BlockHashes)
+        if not packed and not all(_is_int(block) for block in self.block_hashes):
             raise InvalidInput("block_hashes holds something other than whole numbers")
         if self.session is not None and not isinstance(self.session, str):
             raise InvalidInput(f"session is {self.session!r}; allowed: text")
@@ -151,9 +205,8 @@ class Trace:
 
 def write_trace(trace: Trace, path: Path) -> None:
     """Writes `trace` to `path`, whole or not at all; the same trace gives the same bytes."""
-    lines = b"".join([_json_line(trace.header()), *_request_lines(trace.requests)])
-    data = gzip.compress(lines, mtime=0) if path.suffix == ".gz" else lines
-    write_atomically(path, data)
+    lines = chain([_json_line(trace.header())], _request_lines(trace.requests))
+    write_atomically(path, _compressed(lines) if path.suffix == ".gz" else lines)
 
 
 def read_trace(path: Path) -> Trace:
@@ -162,11 +215,12 @@ def read_trace(path: Path) -> Trace:
     Raises InvalidInput, with the path, the line and what is wrong, for a file that cannot be read, is not a trace, has
     another version, lacks requests or was changed after it was written.
     """
-    lines = _read_lines(path)
-    if not lines:
+    lines = numbered_lines(path)
+    _, first = next(lines, (0, None))
+    if first is None:
         raise InvalidInput(f"{path}: the file is empty; a trace begins with a header line")
-    header = _read_header(path, lines[0])
-    requests = tuple(_read_request(path, number, line) for number, line in enumerate(lines[1:], start=2))
+    header = _read_header(path, first)
+    requests = tuple(_read_request(path, number, line) for number, line in lines)
     if header["num_requests"] != len(requests):
         raise InvalidInput(
             f"{path}: the header promises {header['num_requests']} requests, the file has {len(requests)}; is it cut?"
@@ -185,22 +239,6 @@ def read_trace(path: Path) -> Trace:
     if trace.digest != header["digest"]:
         raise InvalidInput(f"{path}: the requests do not match the header's digest; the file was changed")
     return trace
-
-
-def _read_lines(path: Path) -> list[str]:
-    try:
-        data = path.read_bytes()
-        if data[:2] == b"\x1f\x8b":
-            data = gzip.decompress(data)
-        text = data.decode("utf-8-sig")
-    except FileNotFoundError:
-        raise InvalidInput(f"{path}: there is no such file") from None
-    except (OSError, EOFError) as error:
-        raise InvalidInput(f"{path}: cannot be read: {error}") from None
-    except UnicodeDecodeError as error:
-        raise InvalidInput(f"{path}: is not UTF-8 text (byte {error.start})") from None
-    # Not splitlines(): a name may hold characters that it would split at.
-    return [line for line in text.split("\n") if line.strip()]
 
 
 def _read_header(path: Path, line: str) -> dict[str, Any]:
@@ -233,7 +271,7 @@ def _read_request(path: Path, number: int, line: str) -> TraceRequest:
     if not isinstance(blocks, list):
         raise InvalidInput(f"{path}, line {number}: block_hashes is not a list")
     try:
-        return TraceRequest(**{**data, "block_hashes": tuple(blocks)})
+        return TraceRequest(**{**data, "block_hashes": pack_blocks(blocks)})
     except InvalidInput as error:
         raise InvalidInput(f"{path}, line {number}: {error}") from None
 
@@ -262,6 +300,14 @@ def _request_lines(requests: Iterable[TraceRequest]) -> Iterable[bytes]:
         if request.phase is not None:
             data["phase"] = request.phase
         yield _json_line(data)
+
+
+def _compressed(lines: Iterable[bytes]) -> Iterable[bytes]:
+    """`lines` as one gzip member without a time stamp, so that the same lines give the same bytes."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
+    for line in lines:
+        yield packer.compress(line)
+    yield packer.flush()
 
 
 def _json_line(data: Mapping[str, Any]) -> bytes:
