@@ -158,8 +158,8 @@ def sentence(
         "inconclusive": f"{candidate} against {reference} is inconclusive",
     }[found]
     return (
-        f"{head}: {effects}, over {comparison.num_traces} {origin} held-out traces with {comparison.num_requests} requests, "
-        f"{comparison.share_faster.value:.0%} of them faster and {comparison.share_slower:.0%} slower."
+        f"{head}: {effects}, over {comparison.num_traces} {origin} held-out traces with {comparison.num_requests} "
+        f"requests, {comparison.share_faster.value:.0%} of them faster and {comparison.share_slower:.0%} slower."
     )
 
 

@@ -31,8 +31,7 @@ def parse_setting(source: str | Mapping[str, Any]) -> PolicyParams:
     if source in defaults.PUBLISHED:
         return defaults.published(source)
     if match := _STATIC.fullmatch(source):
-        budget = int(match[1])
-        return PolicyParams.static(budget, max_num_seqs=max(1, min(budget, 256)))
+        return PolicyParams.static(int(match[1]))
     if match := _COMPACT.fullmatch(source):
         n_th, b_max, b_cap = (int(match[group]) for group in (1, 2, 3))
         t_large = int(match[4]) if match[4] else None
@@ -56,7 +55,7 @@ def _read_settings(path: Path) -> PolicyParams:
         raise InvalidInput(f"{path}: cannot be read: {error}") from None
     if not isinstance(data, dict):
         raise InvalidInput(f"{path}: is not a mapping of settings such as b_max: 16384")
-    if "b_max" not in data and (path.suffix != ".json" or "format" in data):
+    if not {"b_max", "b_cap"} & set(data):
         return load_export(path)
     try:
         return PolicyParams.from_dict(data)

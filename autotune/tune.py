@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -131,7 +132,9 @@ class _Tuner:
         trials = self._list_trials(found, outside, random)
         choice, pick, not_identified = self._choose(trials)
         best_static = self._best_static(trials)
-        held_out = self._replay_held_out({"tuned": pick, "best static": best_static})
+        held_out = self._replay_held_out(
+            {"tuned": pick, self._reference_role(): plan.reference, "best static": best_static}
+        )
         comparisons = self._compare(held_out)
         exported_role = "tuned" if comparisons[0].verdict == "better" else "reference"
         exported = pick if exported_role == "tuned" else plan.reference
@@ -280,18 +283,18 @@ class _Tuner:
         return min(statics, key=lambda t: (choose.score(t.objectives, self.preferred), t.number)).setting.to_params()
 
     def _replay_held_out(self, finalists: dict[str, PolicyParams]) -> dict[str, list[Replay]]:
-        """Role to replays on the held-out traces: the finalists, the reference and every static budget."""
-        roles = {"tuned": finalists["tuned"], self._reference_role(): self.plan.reference,
-                 "best static": finalists["best static"]}  # fmt: skip
-        for budget in self.spec.static_budgets:
-            params = static_like(self.plan.reference, budget)
-            if params.b_max != finalists["best static"].b_max:
-                roles[f"mbt-{budget}"] = params
-        self.progress.begin("Replaying held-out traces", len(roles))
+        """Role to replays on the held-out traces: the finalists, then every other static budget that works."""
         replays: dict[str, list[Replay]] = {}
-        for role, params in roles.items():
+        others = [static_like(self.plan.reference, budget) for budget in self.spec.static_budgets]
+        others = [params for params in others if params.b_max != finalists["best static"].b_max]
+        self.progress.begin("Replaying held-out traces", len(finalists) + len(others))
+        for role, params in finalists.items():
             replays[role] = [self.plan.evaluator.replay(params, trace) for trace in self.plan.held_out]
             self.progress.advance(role)
+        for params in others:
+            with contextlib.suppress(PpasError):  # it is there for the picture only; the search recorded why it fails
+                replays[params.label()] = [self.plan.evaluator.replay(params, trace) for trace in self.plan.held_out]
+            self.progress.advance(params.label())
         self.progress.end()
         return replays
 

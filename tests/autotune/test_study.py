@@ -1,0 +1,222 @@
+"""A study from its file to its results: nothing lost, nothing repeated, nothing half-made."""
+
+import json
+import sqlite3
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from small_study import small
+
+from autotune import tune as tuning
+from autotune.records import Replay
+from autotune.results import StudyResults
+from autotune.study import Outcome, Search
+from autotune.tune import Plan, make_plan, tune
+from ppas_core.defaults import published
+from ppas_core.errors import NoResult
+from ppas_core.policy import PolicyParams
+from search_spaces.space import load_space
+from traces.format import Trace
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[StudyResults, Path]:
+    path = tmp_path_factory.mktemp("runs") / "small"
+    return tune(make_plan(small(random_arm=True)), path), path
+
+
+def test_trial_0_is_the_reference_and_the_static_sweep_is_part_of_the_study(
+    finished: tuple[StudyResults, Path],
+) -> None:
+    results, _ = finished
+    assert (results.trials[0].arm, results.trials[0].setting.to_params()) == ("reference", published("ppas"))
+    assert set(results.trials[0].objectives.values()) == {1.0}
+    assert Counter(trial.arm for trial in results.trials) == {"reference": 1, "static": 3, "search": 6, "random": 6}
+    assert [t.setting.label for t in results.trials if t.arm == "static"] == ["mbt-512", "mbt-2048", "mbt-16384"]
+
+
+def test_results_are_quoted_on_traces_that_the_search_never_saw(finished: tuple[StudyResults, Path]) -> None:
+    results, _ = finished
+    by_purpose: dict[str, set[str]] = {"tuning": set(), "held-out": set()}
+    for trace in results.traces:
+        by_purpose[trace.purpose].add(trace.digest)
+    assert not by_purpose["tuning"] & by_purpose["held-out"]
+    held_out = {trace.name for trace in results.traces if trace.purpose == "held-out"}
+    assert all(set(setting.requests.trace) == held_out for setting in results.held_out)
+    assert [(c.candidate, c.reference) for c in results.comparisons] == [
+        ("tuned", "paper default"),
+        ("tuned", "best static"),
+        ("paper default", "best static"),
+    ]
+
+
+def test_the_pick_is_exported_only_when_it_is_clearly_better(finished: tuple[StudyResults, Path]) -> None:
+    results, _ = finished
+    tuned = next(setting for setting in results.held_out if setting.role == "tuned").setting
+    better = results.comparisons[0].verdict == "better"
+    assert results.exported == (tuned if better else results.trials[0].setting)
+    assert results.exported_role == ("tuned" if better else "paper default")
+
+
+def test_the_front_holds_every_setting_that_no_other_beats_in_both_objectives(
+    finished: tuple[StudyResults, Path],
+) -> None:
+    results, _ = finished
+    own = [trial for trial in results.trials if trial.arm != "random"]
+    for trial in own:
+        beaten = any(
+            all(other.objectives[name] <= value for name, value in trial.objectives.items())
+            and other.objectives != trial.objectives
+            for other in own
+        )
+        assert trial.on_front == (not beaten)
+    for history in results.hypervolume.values():
+        assert history == sorted(history)
+        assert len(history) == 7
+
+
+def test_the_run_folder_keeps_every_request_of_every_trial(finished: tuple[StudyResults, Path]) -> None:
+    results, path = finished
+    requests = sum(trace.num_requests for trace in results.traces if trace.purpose == "tuning")
+    for trial in range(10):
+        table = pd.read_parquet(path / "trials" / str(trial) / "requests.parquet")
+        assert len(table) == requests
+        assert set(table["origin"]) == {"simulated"}
+        metrics = json.loads((path / "trials" / str(trial) / "metrics.json").read_text())
+        assert metrics["objectives"] == results.trials[trial].objectives
+        settings = json.loads((path / "trials" / str(trial) / "settings.json").read_text())
+        assert settings == results.trials[trial].setting.params
+    assert StudyResults.load(path / "results.json") == results
+
+
+def test_the_same_seed_gives_the_same_study(finished: tuple[StudyResults, Path], tmp_path: Path) -> None:
+    again = tune(make_plan(small(random_arm=True)), tmp_path / "again")
+    timing = {"trials": {"__all__": {"duration_s"}}, "created_at": True, "provenance": True}
+    assert again.model_dump(exclude=timing) == finished[0].model_dump(exclude=timing)
+
+
+def test_a_finished_study_is_extended_by_more_trials_and_repeats_none(tmp_path: Path) -> None:
+    first = tune(make_plan(small(trials=2)), tmp_path / "run")
+    second = tune(make_plan(small(trials=4)), tmp_path / "run")
+    assert [t.setting for t in second.trials[: len(first.trials)]] == [t.setting for t in first.trials]
+    assert [t.duration_s for t in second.trials[: len(first.trials)]] == [t.duration_s for t in first.trials]
+    assert Counter(t.arm for t in second.trials)["search"] == 4
+
+
+class Killed(BaseException):
+    """Stands for the end of the process: nothing in the product catches it."""
+
+
+def test_a_trial_that_was_begun_is_finished_under_its_own_number(tmp_path: Path) -> None:
+    """The process ends in the middle of the third trial; the next one ends that same trial with the same setting."""
+    tried: list[tuple[int, PolicyParams]] = []
+
+    def evaluate(number: int, params: PolicyParams) -> Outcome:
+        tried.append((number, params))
+        if len(tried) == 3:
+            raise Killed
+        return Outcome({"mean_latency_s": 1.0 + number}, {}, {}, 0.1)
+
+    def open_search() -> Search:
+        return Search(
+            tmp_path / "study.db", "s", space=load_space("ppas"), objectives=["mean_latency_s"], sampler="tpe", seed=0,
+            deterministic=True, first=[("reference", published("ppas"))],
+        )  # fmt: skip
+
+    search = open_search()
+    search.step(evaluate)
+    search.step(evaluate)
+    with pytest.raises(Killed):
+        search.step(evaluate)
+    search = open_search()
+    assert [trial.number for trial in search.trials()] == [0, 1]
+    search.step(evaluate)
+    assert tried[3] == tried[2]
+    assert [trial.number for trial in search.trials()] == [0, 1, 2]
+
+
+def test_a_measurement_that_was_stored_before_the_kill_is_not_repeated(tmp_path: Path) -> None:
+    def open_search() -> Search:
+        return Search(
+            tmp_path / "study.db", "s", space=load_space("ppas"), objectives=["mean_latency_s"], sampler="tpe", seed=0,
+            deterministic=True, first=[("reference", published("ppas"))],
+        )  # fmt: skip
+
+    open_search().step(lambda number, params: Outcome({"mean_latency_s": 0.5}, {}, {}, 0.1))
+    with sqlite3.connect(tmp_path / "study.db") as database:  # as if killed just before the trial was told
+        database.execute("UPDATE trials SET state = 'RUNNING'")
+
+    def must_not_run(number: int, params: PolicyParams) -> Outcome:
+        raise AssertionError("measured twice")
+
+    search = open_search()
+    assert search.step(must_not_run).outcome.objectives == {"mean_latency_s": 0.5}
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "gp", "random"])
+def test_a_failing_setting_is_a_record_with_its_reason_and_the_study_goes_on(tmp_path: Path, sampler: str) -> None:
+    if sampler == "gp":
+        pytest.importorskip("torch", reason="the GP sampler needs torch")
+
+    def evaluate(number: int, params: PolicyParams) -> Outcome:
+        if params.b_max > 8192:
+            return Outcome({}, {}, {}, 0.1, reason="out of memory")
+        return Outcome({"mean_latency_s": params.b_max / 8192, "p95_latency_s": 1.0}, {}, {}, 0.1)
+
+    search = Search(
+        tmp_path / "study.db", "s", space=load_space("ppas"), objectives=["mean_latency_s", "p95_latency_s"],
+        sampler=sampler, seed=1, deterministic=True,
+    )  # fmt: skip
+    for _ in range(16):
+        search.step(evaluate)
+    trials = search.trials()
+    assert len(trials) == 16
+    failed = [trial for trial in trials if trial.params.b_max > 8192]
+    assert failed
+    assert {trial.outcome.reason for trial in failed} == {"out of memory"}
+    assert not any(trial.outcome.objectives for trial in failed)
+
+
+def test_a_study_with_failing_settings_never_picks_one_and_says_how_many_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(small())
+
+    class Fragile:
+        """The simulator, on a server that dies above a budget."""
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(plan.evaluator, name)
+
+        def replay(self, params: PolicyParams, trace: Trace) -> Replay:
+            if params.b_cap > 2048:
+                raise NoResult("the server died: out of memory")
+            return plan.evaluator.replay(params, trace)
+
+    fragile = Plan(**{**{name: getattr(plan, name) for name in plan.__dataclass_fields__}, "evaluator": Fragile()})
+    results = tune(fragile, tmp_path / "run")
+    failed = [trial for trial in results.trials if trial.state == "failed"]
+    assert failed
+    assert all(trial.reason == "the server died: out of memory" and not trial.on_front for trial in failed)
+    assert results.trials[results.pick_trial].state == "ok"
+    assert results.warnings[0].startswith(f"{len(failed)} of {len(results.trials)} trials failed")
+
+
+def test_a_reference_that_cannot_be_measured_ends_the_study_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def dead(*_: object) -> Replay:
+        raise NoResult("the server died")
+
+    monkeypatch.setattr(tuning.SimulatedEvaluator, "replay", dead)
+    with pytest.raises(NoResult, match="the reference 2/16384/2048 prefill cannot be measured: the server died"):
+        tune(make_plan(small()), tmp_path / "run")
+
+
+def test_a_time_budget_ends_the_search_after_the_known_settings(tmp_path: Path) -> None:
+    results = tune(make_plan(small(trials=100_000, time_budget="0.2s")), tmp_path / "run")
+    arms = Counter(trial.arm for trial in results.trials)
+    assert arms["static"] == 3
+    assert arms["search"] < 100_000
