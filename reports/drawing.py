@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -32,8 +33,8 @@ def short(value: float) -> float:
     return float(f"{value:.5g}")
 
 
-def compact(value: float) -> str:
-    """A knob's value as a tick: 16384 as `16k`."""
-    if value >= 1024 and value % 1024 == 0:
-        return f"{value / 1024:g}k"
-    return f"{value:,.4g}" if value < 1e4 else f"{value:,.0f}"
+def ticks(values: Sequence[float]) -> list[str]:
+    """A knob's values as ticks of one kind: multiples of 1024 as `16k`, or all of them in full."""
+    if max(values) >= 1024 and all(v % 1024 == 0 or (v < 1024 and 1024 % v == 0) for v in values if v > 0):
+        return [f"{v / 1024:g}k" if v >= 1024 else f"{v:g}" for v in values]
+    return [f"{v:,.4g}" if v < 1e4 else f"{v:,.0f}" for v in values]

@@ -9,17 +9,16 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from reports.drawing import Axis, axis, blank, compact, gain_title, short
+from reports.drawing import Axis, axis, blank, gain_title, short, ticks
 from reports.numbers import capitalised, metric_label, percent, plotly_text, tokens
+from reports.plane import LandscapeView
 from reports.theme import colour
 from reports.views import (
     BEST_STATIC,
-    PAPER_DEFAULT,
     TUNED,
     ConvergenceView,
     FrontView,
     ImportanceView,
-    LandscapeView,
     SliceView,
     TrialPoint,
 )
@@ -29,7 +28,7 @@ ARMS: Final = {
     "random": ("Random search", "random", "diamond"),
     "static": ("Static budget", "static", "square"),
     "published": ("Published setting", "published", "triangle-up"),
-    "reference": ("Paper default (reference)", "reference", "x"),
+    "reference": ("Reference", "reference", "x"),
 }
 """Arm to its name, colour tint and symbol."""
 
@@ -81,7 +80,7 @@ def convergence(view: ConvergenceView) -> Any:
     """The course of each arm over its own trials."""
     figure = blank()
     for name, level in view.levels.items():
-        tint = {PAPER_DEFAULT: "reference", BEST_STATIC: "best_static"}[name]
+        tint = "best_static" if name == BEST_STATIC else "reference"
         longest = max(len(course) for course in view.arms.values())
         figure.add_scatter(
             x=[1, longest],
@@ -176,20 +175,20 @@ def slice_of(view: SliceView) -> Any:
             },
         )
     shown = xs if len(xs) <= 8 else [v for v in (2.0**i for i in range(31)) if xs[0] <= v <= xs[-1]] or [xs[0], xs[-1]]
-    ticks = (
-        {"tickvals": [*shown, off_x], "ticktext": [*map(compact, shown), "off"]}
+    marks = (
+        {"tickvals": [*shown, off_x], "ticktext": [*ticks(shown), "off"]}
         if view.off
-        else {"tickvals": shown, "ticktext": [*map(compact, shown)]}
+        else {"tickvals": shown, "ticktext": ticks(shown)}
     )
     figure.update_layout(
-        xaxis=axis(plotly_text(view.knob), zeroline=False, **({"type": "log"} if view.logarithmic else {}), **ticks),
+        xaxis=axis(plotly_text(view.knob), zeroline=False, **({"type": "log"} if view.logarithmic else {}), **marks),
         yaxis=axis(gain_title(view.metric), range=list(view.focus_y)),
     )
     return figure
 
 
 def landscape(view: LandscapeView) -> Any:
-    """The gain over a plane of the space; blue is better than the paper default, orange is worse."""
+    """The gain over a plane of the space; blue is better than the reference, orange is worse."""
     figure = blank()
     hover = [
         [
@@ -227,9 +226,7 @@ def landscape(view: LandscapeView) -> Any:
         },
     )
     for mark in view.marks:
-        tint, symbol = {TUNED: ("ink", "star"), PAPER_DEFAULT: ("ink", "x"), BEST_STATIC: ("ink", "square-open")}[
-            mark.name
-        ]
+        symbol = {TUNED: "star", BEST_STATIC: "square-open"}.get(mark.name, "x")
         figure.add_scatter(
             x=[mark.column],
             y=[mark.row],
@@ -240,8 +237,8 @@ def landscape(view: LandscapeView) -> Any:
             marker={
                 "symbol": symbol,
                 "size": 14,
-                "color": colour(tint),
-                "line": {"color": colour("surface" if "open" not in symbol else tint), "width": 1.5},
+                "color": colour("ink"),
+                "line": {"color": colour("surface" if "open" not in symbol else "ink"), "width": 1.5},
             },
         )
     figure.update_layout(
@@ -283,5 +280,5 @@ def _trial_hover(point: TrialPoint, arm: str) -> str:
 
 def _grid_ticks(values: Sequence[int]) -> Axis:
     every = max(1, -(-len(values) // 10))
-    places = list(range(0, len(values), every))
-    return {"tickvals": places, "ticktext": [compact(values[i]) for i in places]}
+    places, labels = list(range(0, len(values), every)), ticks(values)
+    return {"tickvals": places, "ticktext": [labels[i] for i in places]}

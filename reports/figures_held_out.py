@@ -14,11 +14,11 @@ from reports.drawing import Axis, axis, blank, gain_title, short
 from reports.numbers import capitalised, duration, is_time, metric_label, percent, plotly_text, significant, time_scale
 from reports.pairs import REQUEST_METRICS, PairedView
 from reports.theme import colour
-from reports.views import BEST_STATIC, PAPER_DEFAULT, TUNED, BranchesView, EffectsView, LoadLine, LoadView
+from reports.views import BEST_STATIC, REFERENCES, TUNED, BranchesView, EffectsView, LoadLine, LoadView
 
 ROLES: Final = {
     TUNED: ("tuned", "solid", 3.0),
-    PAPER_DEFAULT: ("reference", "dash", 2.5),
+    **dict.fromkeys(REFERENCES, ("reference", "dash", 2.5)),
     BEST_STATIC: ("best_static", "dashdot", 2.5),
 }
 STATIC_DASHES: Final = ("dot", "longdash", "dash", "longdashdot", "solid")
@@ -26,20 +26,16 @@ STATIC_SYMBOLS: Final = ("square", "triangle-up", "diamond", "cross", "triangle-
 
 
 def over_load(view: LoadView, *, relative: bool) -> Any:
-    """A metric over load: as measured, or as the gain over the paper default."""
+    """A metric over load: as measured, or as the gain over the reference."""
     if len(view.regimes) == 1:
         return _one_regime(view, relative=relative)
     figure = blank()
     factor, unit = _unit(view, relative=relative)
     x: Sequence[Any] = view.load if view.load is not None else [plotly_text(r) for r in view.regimes]
     styles = _line_styles(view.lines)
-    if not relative and len(view.regimes) > 1:
-        for line in view.lines:
-            if line.role in (TUNED, PAPER_DEFAULT):
-                _add_band(figure, x, line, factor)
     for line, (tint, dash, width, symbol) in reversed(list(zip(view.lines, styles, strict=True))):
         values = line.gain_pct if relative else _scaled(line.values, factor)
-        name = plotly_text(line.label if line.role == "static" else f"{capitalised(line.role)} · {line.label}")
+        name = plotly_text(f"{capitalised(line.role)} · {line.label}" if line.role in ROLES else line.label)
         hover = [
             f"<b>{name}</b><br>{plotly_text(regime)}<br>{_load_hover(view.metric, line, i)}"
             for i, regime in enumerate(view.regimes)
@@ -244,7 +240,8 @@ def _one_regime(view: LoadView, *, relative: bool) -> Any:
     names = []
     for line, (tint, _, width, symbol) in zip(view.lines, _line_styles(view.lines), strict=True):
         value = line.gain_pct[0] if relative else line.values[0]
-        name = f"{plotly_text(capitalised(line.role), 30)}<br>{plotly_text(line.label, 30)}"
+        role = f"{plotly_text(capitalised(line.role), 30)}<br>" if line.role in ROLES else ""
+        name = role + plotly_text(line.label, 30)
         if value is None or name in names:
             continue
         names.append(name)
@@ -296,7 +293,7 @@ def _line_styles(lines: Sequence[LoadLine]) -> list[tuple[str, str, float, str]]
     for line in lines:
         if line.role in ROLES:
             tint, dash, width = ROLES[line.role]
-            styles.append((tint, dash, width, {TUNED: "circle", PAPER_DEFAULT: "x"}.get(line.role, "square")))
+            styles.append((tint, dash, width, {TUNED: "circle", BEST_STATIC: "square"}.get(line.role, "x")))
         else:
             dash, symbol = STATIC_DASHES[static % 5], STATIC_SYMBOLS[static % 6]
             styles.append(("static", dash, 1.4, symbol))
@@ -304,31 +301,13 @@ def _line_styles(lines: Sequence[LoadLine]) -> list[tuple[str, str, float, str]]
     return styles
 
 
-def _add_band(figure: Any, x: Sequence[Any], line: LoadLine, factor: float) -> None:
-    known = [(a, lo, hi) for a, lo, hi in zip(x, line.low, line.high, strict=True) if lo is not None and hi is not None]
-    if not known:
-        return
-    xs, low, high = zip(*known, strict=True)
-    tint = "tuned_band" if line.role == TUNED else "reference_band"
-    figure.add_scatter(
-        x=[*xs, *reversed(xs)],
-        y=[*(v * factor for v in high), *(v * factor for v in reversed(low))],
-        mode="lines",
-        fill="toself",
-        fillcolor=colour(tint),
-        line={"width": 0, "color": colour(tint)},
-        hoverinfo="skip",
-        showlegend=False,
-    )
-
-
 def _load_hover(metric: str, line: LoadLine, i: int) -> str:
     show = duration if is_time(metric) else significant
     text = f"{plotly_text(metric_label(metric))}: {show(line.values[i])}"
     if line.low[i] is not None and line.high[i] is not None:
         text += f"<br>traces: {show(line.low[i])} to {show(line.high[i])}"
-    if line.gain_pct[i] is not None and line.role != PAPER_DEFAULT:
-        text += f"<br>gain over the paper default: {percent(line.gain_pct[i])}"
+    if line.gain_pct[i] is not None and line.role not in REFERENCES:
+        text += f"<br>gain: {percent(line.gain_pct[i])}"
     return text
 
 

@@ -74,6 +74,7 @@ def render(results: StudyResults) -> str:
         },
         exported=summary.exported_json(results),
         commands=summary.commands(results),
+        study_file=summary.study_file(results),
         provenance=summary.provenance(results),
         space=summary.entries(results.space),
         policy=_policy(scripts.values()),

@@ -9,10 +9,10 @@ from typing import Any
 
 from autotune.records import Origin
 from autotune.results import StudyResults
-from reports import figures, figures_held_out, pairs, views
+from reports import figures, figures_held_out, pairs, plane, views
 from reports.numbers import capitalised, cleaned, interval, metric_label, percent, tokens
 from reports.pairs import REQUEST_METRICS
-from reports.views import BEST_STATIC, PAPER_DEFAULT, TUNED, Missing
+from reports.views import BEST_STATIC, TUNED, Missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,8 @@ def _front(results: StudyResults) -> Panel:
     axes = axes or [(None, metrics[0])]
     built = [views.front(results, x, y) for x, y in axes]
     first = built[0]
-    caption = "Each mark is one setting on all tuning traces. Up and to the right is better; 0 % is the paper default. "
+    caption = "Each mark is one setting on all tuning traces. Up and to the right is better; "
+    caption += f"0 % is the {views.reference_role(results)}. "
     alt = "No trial finished."
     if not isinstance(first, Missing):
         if first.outside:
@@ -114,18 +115,18 @@ def _over_load(results: StudyResults) -> Panel:
     metrics = _main_metrics(views.metrics_over_load(results))
     built = [views.over_load(results, metric) for metric in metrics]
     relative = any(not isinstance(v, Missing) and v.has_reference for v in built)
-    options = ("As measured", "Gain over paper default") if relative else ("As measured",)
+    options = ("As measured", f"Gain over {views.reference_role(results)}") if relative else ("As measured",)
     first = built[0] if built else Missing("No setting was replayed on the held-out traces.")
     alt = "Nothing was replayed on held-out traces."
     caption = "Mean over the held-out traces of each load regime. "
     if not isinstance(first, Missing):
-        caption += "The bands run from the lowest to the highest trace. " if len(first.regimes) > 1 else ""
+        caption += "Hover for the spread over the traces. How sure the gain is stands in the figure above. "
         tuned = next((line for line in first.lines if line.role == TUNED), None)
         label = capitalised(metric_label(first.metric))
         alt = f"{label} of {len(first.lines)} settings over {len(first.regimes)} regimes."
         if tuned is not None and first.has_reference:
             gains = ", ".join(f"{r} {percent(g)}" for r, g in zip(first.regimes, tuned.gain_pct, strict=True))
-            alt += f" Gain of the tuned setting over the paper default: {gains}."
+            alt += f" Gain of the tuned setting over the {first.reference}: {gains}."
 
     def draw(metric: int, scale: int) -> Any:
         return _draw(built[metric], lambda v: figures_held_out.over_load(v, relative=scale == 1))
@@ -153,7 +154,7 @@ def _effects(results: StudyResults) -> Panel:
         )
     built = {(a, m): views.effects(c, metric) for a, c in enumerate(made) for m, metric in enumerate(metrics)}
     rows = [len(v.rows) for v in built.values() if not isinstance(v, Missing)]
-    against = tuple(f"vs {cleaned(c.reference, 40)}" for c in made)
+    against = tuple(f"{cleaned(c.candidate, 40)} vs {cleaned(c.reference, 40)}" for c in made)
     caption = (
         f"Improvement with its {comparison.confidence:.0%} bootstrap interval on held-out traces, paired per request. "
         "Right of 0 % is better; an interval that crosses 0 % shows no sure difference. "
@@ -172,7 +173,8 @@ def _effects(results: StudyResults) -> Panel:
 def _paired(
     results: StudyResults, panel_id: str, title: str, caption: str, draw: Callable[[pairs.PairedView], Any]
 ) -> Panel:
-    references = [r for r in (PAPER_DEFAULT, BEST_STATIC) if views.role(results, r) is not None] or [PAPER_DEFAULT]
+    reference = views.reference_role(results)
+    references = [r for r in (reference, BEST_STATIC) if views.role(results, r) is not None] or [reference]
     columns = list(REQUEST_METRICS)
     built = {
         (r, c): pairs.paired(results, role, col) for r, role in enumerate(references) for c, col in enumerate(columns)
@@ -316,13 +318,12 @@ def _slices(results: StudyResults) -> Panel:
 
 
 def _landscape(results: StudyResults) -> Panel:
-    view = views.landscape(results)
+    view = plane.landscape(results)
     caption, alt = "", "No plane of the space was evaluated."
     if not isinstance(view, Missing):
         fixed = ", ".join(f"{cleaned(k)} {tokens(v)}" for k, v in view.fixed.items())
-        caption = (
-            f"Gain over the paper default in {metric_label(view.metric)}; blank where the space allows no setting. "
-        )
+        caption = f"Gain over the {views.reference_role(results)} in {metric_label(view.metric)}; "
+        caption += "blank where the space allows no setting. "
         caption += f"Held fixed: {cleaned(fixed, 300)}. " if fixed else ""
         known = [g for row in view.gain_pct for g in row if g is not None]
         alt = f"Gains from {percent(min(known))} to {percent(max(known))} over {view.x_name} and {view.y_name}."

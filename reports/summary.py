@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from autotune.results import Comparison, Effect, StudyResults, Trial
+import yaml
+
+from autotune.results import Comparison, Effect, HeldOut, StudyResults, Trial
 from reports import views
 from reports.numbers import (
     NONE,
@@ -24,7 +27,7 @@ from reports.numbers import (
     significant,
     tokens,
 )
-from reports.views import BEST_STATIC, PAPER_DEFAULT, TUNED
+from reports.views import BEST_STATIC, REFERENCES, TUNED
 
 Tone = Literal["good", "bad", "even"]
 _ARM_WORDS = {
@@ -48,6 +51,14 @@ class Strip:
 
 
 @dataclass(frozen=True, slots=True)
+class Split:
+    """Shares of a whole, in per cent: better, and worse; the rest is the same."""
+
+    better: float
+    worse: float
+
+
+@dataclass(frozen=True, slots=True)
 class Tile:
     """One number that matters, with a word for its direction, and its interval in words and as a strip."""
 
@@ -57,6 +68,7 @@ class Tile:
     note: str
     tone: Tone
     strip: Strip | None = None
+    split: Split | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +113,8 @@ class Table:
 
 
 def headline(results: StudyResults) -> Headline:
-    """The verdict on the tuned setting against the paper default (or the first comparison that was made)."""
-    against_default = views.compared(results, PAPER_DEFAULT)
+    """The verdict on the tuned setting against the reference (or the first comparison that was made)."""
+    against_default = views.compared(results, views.reference_role(results))
     main = against_default or next(iter(results.comparisons), None)
     exported = f"{cleaned(results.exported.label)} ({cleaned(results.exported_role)})"
     if main is None:
@@ -154,10 +166,10 @@ def _tiles(results: StudyResults, main: Comparison) -> list[Tile]:
             "faster",
             f"{interval(low * 100, high * 100, signed=False)}; "
             f"slower: {percent(main.share_slower * 100, signed=False)}",
-            "good" if low > 0.5 else "bad" if high < 0.5 else "even",
-            Strip(50.0, low * 100, main.share_faster * 100, high * 100)
-            if finite(low) is not None and finite(high) is not None
-            else None,
+            "good" if low > main.share_slower else "bad" if high < main.share_slower else "even",
+            split=None
+            if math.isnan(main.share_faster + main.share_slower)
+            else Split(main.share_faster * 100, main.share_slower * 100),
         )
     )
     return tiles
@@ -195,8 +207,9 @@ def _strip(effect: Effect, low: float, high: float) -> Strip | None:
 
 def settings_table(results: StudyResults) -> Table:
     """The exported setting beside the tuned one and its references, knob by knob."""
+    reference = views.reference_role(results)
     columns = [("Exported", results.exported)]
-    for role, name in ((TUNED, "Tuned"), (PAPER_DEFAULT, "Paper default"), (BEST_STATIC, "Best static")):
+    for role, name in ((TUNED, "Tuned"), (reference, capitalised(reference)), (BEST_STATIC, "Best static")):
         if (held := views.role(results, role)) is not None:
             columns.append((name, held.setting))
     if all(name != "Best static" for name, _ in columns):
@@ -218,7 +231,7 @@ def regimes_table(results: StudyResults) -> Table:
     """Every held-out setting in every regime."""
     metrics = _columns(results)
     rows = []
-    reference = views.role(results, PAPER_DEFAULT)
+    reference = views.reference_setting(results)
     for regime in views.ordered_regimes(r for held in results.held_out for r in held.regimes):
         base = reference.regimes.get(regime, {}) if reference else {}
         for held in results.held_out:
@@ -227,10 +240,10 @@ def regimes_table(results: StudyResults) -> Table:
                 rows.append(
                     (
                         Cell(cleaned(regime), kind="head"),
-                        Cell(capitalised(cleaned(held.role))),
+                        Cell(_role_word(held)),
                         Cell(cleaned(held.setting.label), kind="code"),
                         *(
-                            _metric_cell(m, values.get(m), base.get(m) if held.role != PAPER_DEFAULT else None)
+                            _metric_cell(m, values.get(m), base.get(m) if held.role not in REFERENCES else None)
                             for m in metrics
                         ),
                     )
@@ -238,7 +251,7 @@ def regimes_table(results: StudyResults) -> Table:
     names = ("Regime", "Role", "Setting", *(capitalised(metric_label(m)) for m in metrics))
     return Table(
         "regimes",
-        "Held-out traces: mean over the traces of each regime, and gain over the paper default",
+        f"Held-out traces by regime, and the gain over the {views.reference_role(results)}",
         names,
         tuple(rows),
         "No setting was replayed on held-out traces.",
@@ -314,7 +327,7 @@ def trials_table(results: StudyResults) -> Table:
         )
     return Table(
         "trials",
-        "Trials on the tuning traces: gain over the paper default",
+        f"Trials on the tuning traces: gain over the {views.reference_role(results)}",
         names,
         tuple(rows),
         "No trial was run.",
@@ -354,6 +367,14 @@ def commands(results: StudyResults) -> list[str]:
     return [cleaned(line, 1000) for line in found]
 
 
+def study_file(results: StudyResults) -> str | None:
+    """The study as it was resolved, as YAML that can be run again; None when it is not recorded."""
+    study = results.provenance.get("study")
+    if not isinstance(study, Mapping):
+        return None
+    return yaml.safe_dump(dict(study), sort_keys=False, allow_unicode=True, width=100)
+
+
 def exported_json(results: StudyResults) -> str:
     """The exported setting as JSON, to copy."""
     return json.dumps(results.exported.params, indent=2, ensure_ascii=False)
@@ -369,8 +390,8 @@ class Entry:
 
 
 def provenance(results: StudyResults) -> tuple[Entry, ...]:
-    """The provenance but the commands, which stand apart."""
-    return entries({k: v for k, v in results.provenance.items() if k not in _COMMAND_KEYS})
+    """The provenance but the commands and the study file, which stand apart."""
+    return entries({k: v for k, v in results.provenance.items() if k not in (*_COMMAND_KEYS, "study")})
 
 
 def entries(data: Mapping[str, Any], depth: int = 0) -> tuple[Entry, ...]:
@@ -407,6 +428,11 @@ def _columns(results: StudyResults) -> list[str]:
     )[:8]
 
 
+def _role_word(held: HeldOut) -> str:
+    known = (TUNED, *REFERENCES, BEST_STATIC)
+    return "Static" if held.role not in known and views.is_static(held.setting) else capitalised(cleaned(held.role))
+
+
 def _metric_cell(metric: str, value: float | None, reference: float | None) -> Cell:
     gain = views.gain_over(metric, finite(value), finite(reference))
     return Cell(metric_value(metric, value), finite(value), "number", note=None if gain is None else percent(gain))
@@ -425,7 +451,7 @@ def _sign(value: float | None) -> Tone | None:
 
 def _capped(trial: Trial) -> float | None:
     total = sum(trial.branch_steps.values())
-    return None if total <= 0 else 1 - trial.branch_steps.get("max", 0) / total
+    return None if total <= 0 or views.is_static(trial.setting) else 1 - trial.branch_steps.get("max", 0) / total
 
 
 def _trial_note(results: StudyResults, trial: Trial) -> str | None:

@@ -1,6 +1,6 @@
 """What each figure shows, as plain data. Knows no Plotly and no HTML; decides nothing about the study.
 
-Gains are per cent with one sign convention everywhere: (1 - ratio) * 100, above 0 is better than the paper default.
+Gains are per cent with one sign convention everywhere: (1 - ratio) * 100, above 0 is better than the reference.
 A view that the results cannot fill is a `Missing` with the reason in words, never an empty chart.
 """
 
@@ -10,15 +10,16 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-from autotune.results import Comparison, HeldOut, StudyResults, Trial
+from autotune.results import Comparison, HeldOut, Setting, StudyResults, Trial
 from reports.numbers import finite, lower_is_better
 
 TUNED = "tuned"
 PAPER_DEFAULT = "paper default"
+OWN_REFERENCE = "reference"
+REFERENCES = (PAPER_DEFAULT, OWN_REFERENCE)
+"""Roles of the setting to beat: a published one, or one that the study names."""
 BEST_STATIC = "best static"
-STATIC = "static"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class FrontView:
 
 @dataclass(frozen=True, slots=True)
 class LoadLine:
-    """One setting over the load regimes: mean, lowest and highest trace, and the gain over the paper default."""
+    """One setting over the load regimes: mean, lowest and highest trace, and the gain over the reference."""
 
     role: str
     label: str
@@ -72,13 +73,17 @@ class LoadLine:
 
 @dataclass(frozen=True, slots=True)
 class LoadView:
-    """A metric over the load regimes. load: the regimes as numbers where their names differ in one number only."""
+    """A metric over the load regimes. load: the regimes as numbers where their names differ in one number only.
+
+    reference: the role that gains are over; has_reference: whether it has any value here.
+    """
 
     metric: str
     regimes: tuple[str, ...]
     load: tuple[float, ...] | None
     load_label: str
     lines: tuple[LoadLine, ...]
+    reference: str
     has_reference: bool
 
 
@@ -137,30 +142,6 @@ class SliceView:
     focus_y: tuple[float, float]
     outside: int
     logarithmic: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PlaneMark:
-    """A named setting on the plane, at fractional column and row."""
-
-    name: str
-    column: float
-    row: float
-
-
-@dataclass(frozen=True, slots=True)
-class LandscapeView:
-    """The preferred objective over a plane. gain_pct[row][column]; None where the space allows no setting."""
-
-    metric: str
-    x_name: str
-    y_name: str
-    x: tuple[int, ...]
-    y: tuple[int, ...]
-    gain_pct: tuple[tuple[float | None, ...], ...]
-    fixed: Mapping[str, object]
-    marks: tuple[PlaneMark, ...]
-    limit_pct: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +225,7 @@ def metrics_over_load(results: StudyResults) -> list[str]:
 def over_load(results: StudyResults, metric: str) -> LoadView | Missing:
     """The metric called `metric` of every held-out setting, regime by regime."""
     regimes = ordered_regimes(r for held in results.held_out for r in held.regimes)
-    reference = role(results, PAPER_DEFAULT)
+    reference = reference_setting(results)
     lines = []
     for held in results.held_out:
         values = tuple(finite(held.regimes.get(r, {}).get(metric)) for r in regimes)
@@ -265,8 +246,8 @@ def over_load(results: StudyResults, metric: str) -> LoadView | Missing:
     if not lines:
         return Missing("No setting has this metric on the held-out traces.")
     load, label = _as_numbers(regimes)
-    has_reference = any(g is not None for line in lines if line.role != PAPER_DEFAULT for g in line.gain_pct)
-    return LoadView(metric, tuple(regimes), load, label, tuple(lines), has_reference)
+    has_reference = any(g is not None for line in lines if line.role not in REFERENCES for g in line.gain_pct)
+    return LoadView(metric, tuple(regimes), load, label, tuple(lines), reference_role(results), has_reference)
 
 
 def effects(comparison: Comparison, metric: str) -> EffectsView | Missing:
@@ -299,7 +280,7 @@ def best_so_far(results: StudyResults, metric: str) -> ConvergenceView | Missing
     if not arms:
         return Missing("No trial of the search or of the random arm finished, so there is no course to draw.")
     static = [g for t in results.trials if t.arm == "static" and (g := gains(t).get(metric)) is not None]
-    levels = {PAPER_DEFAULT: 0.0} | ({BEST_STATIC: max(static)} if static else {})
+    levels = {reference_role(results): 0.0} | ({BEST_STATIC: max(static)} if static else {})
     known = [v for course in arms.values() for v in course if v is not None] + list(levels.values())
     ends = [course[-1] for course in arms.values() if course[-1] is not None]
     return ConvergenceView(metric, arms, levels, _focus(known, [*levels.values(), *ends]))
@@ -380,44 +361,13 @@ def slice_of(results: StudyResults, knob: str, metric: str) -> SliceView | Missi
     )
 
 
-def landscape(results: StudyResults) -> LandscapeView | Missing:
-    """The preferred objective over the plane that the study evaluated, with the named settings that lie in it."""
-    plane = results.landscape
-    if plane is None:
-        return Missing("The study did not evaluate a plane of the space.")
-    rows = tuple(tuple(gain_pct(value) for value in row) for row in plane.ratio)
-    known = [abs(g) for row in rows for g in row if g is not None]
-    if not known:
-        return Missing("The space allows no setting on the plane that the study evaluated.")
-    marks = []
-    for name in (PAPER_DEFAULT, BEST_STATIC, TUNED):
-        held = role(results, name)
-        if held is None:
-            continue
-        column = _place(held.setting.params.get(plane.x_name), plane.x)
-        row = _place(held.setting.params.get(plane.y_name), plane.y)
-        if column is not None and row is not None:
-            marks.append(PlaneMark(name, column, row))
-    best = max((g for row in rows for g in row if g is not None), default=0.0)
-    return LandscapeView(
-        plane.metric,
-        plane.x_name,
-        plane.y_name,
-        tuple(plane.x),
-        tuple(plane.y),
-        rows,
-        plane.fixed,
-        tuple(marks),
-        max(1.0, min(max(known), 2.5 * max(best, 4.0))),
-    )
-
-
 def branches(results: StudyResults) -> BranchesView | Missing:
     """How often each branch of the policy set the budget, on the held-out traces."""
-    held = [h for h in results.held_out if sum(h.branch_steps.values()) > 0 and h.role != STATIC]
-    names = tuple(dict.fromkeys(name for h in held for name in h.branch_steps))
+    adaptive = [h for h in results.held_out if h.role in (TUNED, *REFERENCES) and not is_static(h.setting)]
+    held = [h for h in adaptive if sum(h.branch_steps.values()) > 0]
+    names = tuple(dict.fromkeys(name for h in held for name, count in h.branch_steps.items() if count))
     if not held:
-        return Missing("No scheduler steps were recorded on the held-out traces.")
+        return Missing("No adaptive setting was replayed on held-out traces, or its scheduler steps were not recorded.")
     total = [sum(h.branch_steps.values()) for h in held]
     steps = {name: tuple(h.branch_steps.get(name, 0) for h in held) for name in names}
     share = {name: tuple(c / t for c, t in zip(counts, total, strict=True)) for name, counts in steps.items()}
@@ -429,11 +379,27 @@ def role(results: StudyResults, name: str) -> HeldOut | None:
     return next((held for held in results.held_out if held.role == name), None)
 
 
-def compared(results: StudyResults, reference_role: str) -> Comparison | None:
-    """The comparison with the reference called `reference_role`, by role or by that setting's label."""
-    held = role(results, reference_role)
-    names = {reference_role} | ({held.setting.label} if held else set())
-    return next((c for c in results.comparisons if c.reference in names), None)
+def is_static(setting: Setting) -> bool:
+    """Whether the budget never changes: then it makes no difference which branch a step took."""
+    return "b_max" in setting.params and setting.params.get("b_cap") == setting.params["b_max"]
+
+
+def reference_role(results: StudyResults) -> str:
+    """What the setting to beat is called in this study."""
+    return next((name for name in REFERENCES if role(results, name) is not None), PAPER_DEFAULT)
+
+
+def reference_setting(results: StudyResults) -> HeldOut | None:
+    """The setting to beat on the held-out traces."""
+    return role(results, reference_role(results))
+
+
+def compared(results: StudyResults, reference: str) -> Comparison | None:
+    """The tuned setting's comparison with the reference of that role, by role or by that setting's label."""
+    held, tuned = role(results, reference), role(results, TUNED)
+    references = {reference} | ({held.setting.label} if held else set())
+    candidates = {TUNED} | ({tuned.setting.label} if tuned else set())
+    return next((c for c in results.comparisons if c.reference in references and c.candidate in candidates), None)
 
 
 def ordered_regimes(names: Iterable[str]) -> list[str]:
@@ -474,13 +440,3 @@ def _focus(values: Sequence[float], keep: Sequence[float]) -> tuple[float, float
 
 def _numbered(points: Iterable[TrialPoint], number: int) -> TrialPoint | None:
     return next((p for p in points if p.trial.number == number), None)
-
-
-def _place(value: object, grid: Sequence[int]) -> float | None:
-    """Where `value` lies on `grid` (ascending), as a fractional index in log space; None outside or not a number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not grid:
-        return None
-    for i, (low, high) in enumerate(pairwise(grid)):
-        if low <= value <= high:
-            return i + (math.log(value / low) / math.log(high / low) if low > 0 else (value - low) / (high - low))
-    return float(len(grid) - 1) if value == grid[-1] else None

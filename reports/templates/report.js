@@ -72,6 +72,8 @@
         modeBarButtonsToRemove: ["select2d", "lasso2d", "zoomIn2d", "zoomOut2d", "autoScale2d"],
         toImageButtonOptions: { format: "png", scale: 2, filename: `ppas-${this.element.dataset.panel}` },
       });
+      // The drawing's loose labels tell a screen reader nothing: the text alternative and the tables do.
+      this.chart.querySelectorAll(".main-svg").forEach((svg) => svg.setAttribute("aria-hidden", "true"));
       if (!this.listening) {
         this.listening = true;
         new ResizeObserver(() => { if (!this.box.hidden) Plotly.Plots.resize(this.chart); }).observe(this.box);

@@ -172,6 +172,15 @@ ODD: dict[str, Callable[[], StudyResults]] = {
     "no words": lambda: _changed(
         name="", choice="", warnings=[], not_identified={}, provenance={}, space={}, traces=[]
     ),
+    "a reference of its own": lambda: _changed(
+        held_out=[
+            h.model_copy(update={"role": h.role.replace("paper default", "reference")}) for h in _small().held_out
+        ],
+        comparisons=[
+            c.model_copy(update={"reference": c.reference.replace("paper default", "reference")})
+            for c in _small().comparisons
+        ],
+    ),
     "measured live": lambda: _changed(origin="live"),
     "no clear winner": lambda: _changed(
         comparisons=[

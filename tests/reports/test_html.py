@@ -11,9 +11,10 @@ from html.parser import HTMLParser
 import odd_studies
 import pytest
 import sample_study
+import yaml
 
 from autotune.results import StudyResults
-from reports import panels
+from reports import panels, summary
 from reports.html import render, write_report
 from reports.panels import Panel
 from reports.views import Missing
@@ -160,6 +161,13 @@ def test_the_command_the_setting_the_warnings_and_the_unidentified_knobs_are_the
     assert study.warnings[0] in page.text
     assert "decode_guard : the branch never fired" in page.text
     assert "rtx5090-qwen2.5-3b" in page.text
+
+
+def test_the_study_file_is_there_as_yaml_that_reads_back(study):
+    resolved = {"name": "demo", "space": {"preset": "ppas"}, "rates_per_s": [0.4, 1.2], "limits": None}
+    changed = study.model_copy(update={"provenance": {"study": resolved}})
+    assert yaml.safe_load(summary.study_file(changed)) == resolved
+    assert "preset: ppas" in Page(render(changed)).text
 
 
 def test_plotly_is_in_the_file_once(study):

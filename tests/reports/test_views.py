@@ -9,7 +9,7 @@ import pytest
 import sample_study
 
 from autotune.results import Effect, StudyResults
-from reports import pairs, views
+from reports import pairs, plane, views
 from reports.views import BEST_STATIC, PAPER_DEFAULT, Missing
 
 
@@ -172,12 +172,33 @@ def test_trials_with_the_knob_switched_off_stand_apart_in_its_slice(study):
 
 
 def test_the_landscape_turns_ratios_into_gains_and_keeps_the_holes(study):
-    view = views.landscape(study)
+    view = plane.landscape(study)
     for row, ratios in zip(view.gain_pct, study.landscape.ratio, strict=True):
         assert [g is None for g in row] == [r is None for r in ratios]
     assert {m.name for m in view.marks} == {"tuned", PAPER_DEFAULT, BEST_STATIC}
     default = next(m for m in view.marks if m.name == PAPER_DEFAULT)
     assert (view.x[round(default.column)], view.y[round(default.row)]) == (16384, 2048)
+
+
+def test_a_static_budget_has_no_branches_worth_showing(study):
+    assert views.is_static(study.held_out[2].setting)
+    assert [role for role, _ in views.branches(study).settings] == ["tuned", PAPER_DEFAULT]
+
+
+def test_a_study_with_a_reference_of_its_own_is_measured_against_that(study):
+    held = [h.model_copy(update={"role": "reference"}) if h.role == PAPER_DEFAULT else h for h in study.held_out]
+    comparisons = [study.comparisons[0].model_copy(update={"reference": "reference"}), study.comparisons[1]]
+    changed = study.model_copy(update={"held_out": held, "comparisons": comparisons})
+    assert views.reference_role(changed) == "reference"
+    assert views.compared(changed, "reference") is comparisons[0]
+    assert views.over_load(changed, "mean_latency_s").lines[0].gain_pct == pytest.approx([8.0] * 6)
+    assert not isinstance(pairs.paired(changed, "reference", "latency_s"), Missing)
+
+
+def test_a_comparison_of_two_references_is_not_taken_for_one_of_the_tuned_setting(study):
+    other = study.comparisons[1].model_copy(update={"candidate": PAPER_DEFAULT})
+    changed = study.model_copy(update={"comparisons": [other, *study.comparisons]})
+    assert views.compared(changed, BEST_STATIC) is study.comparisons[1]
 
 
 def test_shares_of_branches_add_up_to_one_for_each_setting(study):
