@@ -120,7 +120,7 @@ def _over_load(results: StudyResults) -> Panel:
     alt = "Nothing was replayed on held-out traces."
     caption = "Mean over the held-out traces of each load regime. "
     if not isinstance(first, Missing):
-        caption += "Hover for the spread over the traces. How sure the gain is stands in the figure above. "
+        caption += "Hover for the spread over the traces. The intervals of the gain stand in “How sure is the gain”. "
         tuned = next((line for line in first.lines if line.role == TUNED), None)
         label = capitalised(metric_label(first.metric))
         alt = f"{label} of {len(first.lines)} settings over {len(first.regimes)} regimes."
