@@ -133,8 +133,9 @@ class StudySpec(_Model):
     reference: str | dict[str, Any] = Field(
         default="ppas", description="The setting to beat: a published name, N_TH/B_MAX/B_CAP, or a mapping of settings."
     )
-    published: tuple[str, ...] = Field(
-        default=(), description="Further published settings to try as trials of the study, by name."
+    published: tuple[str, ...] | None = Field(
+        default=None,
+        description="Published settings to try as trials of the study, by name; default: all that the space contains.",
     )
     static_budgets: tuple[Length, ...] = Field(
         default=defaults.STATIC_BUDGETS, min_length=1, description="Static budgets to try (stock vLLM)."
@@ -220,7 +221,7 @@ class StudySpec(_Model):
         try:
             choose.preferred_metrics(self.prefer, self.objectives)
             self.reference_params()
-            for name in self.published:
+            for name in self.published or ():
                 defaults.published(name)
         except InvalidInput as error:
             raise ValueError(str(error)) from None

@@ -62,8 +62,12 @@ def make_plan(spec: StudySpec, folder: Path = Path()) -> Plan:
     for trace in (*tuning, *held_out):
         evaluator.check(trace)
     known: dict[PolicyParams, Arm] = {reference: "reference"}
-    for name in spec.published:
-        known.setdefault(defaults.published(name), "published")
+    if spec.published is None:
+        published = [params for params in defaults.PUBLISHED.values() if space.contains(params)]
+    else:
+        published = [defaults.published(name) for name in spec.published]
+    for params in published:
+        known.setdefault(params, "published")
     for budget in spec.static_budgets:
         known.setdefault(static_like(reference, budget), "static")
     return Plan(
