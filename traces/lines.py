@@ -18,8 +18,8 @@ MAX_LINE_BYTES: Final = 64 * 2**20
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of `path` that are not blank, without their ends, each with its number in the file, from 1.
 
-    Gzip is known by its first bytes, whatever the name. A byte-order mark is skipped, and so is a carriage return at an end;
-    the last line needs no end. Raises InvalidInput, with the path, for a file that cannot be read or is not UTF-8 text.
+    Gzip is known by its first bytes, whatever the name. A byte-order mark is skipped, and a carriage return at a line's
+    end; the last line needs no end. Raises InvalidInput, with the path, for a file that cannot be read or is not UTF-8.
     """
     number = 1
     try:
