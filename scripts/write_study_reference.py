@@ -19,8 +19,8 @@ TARGET = Path(__file__).resolve().parents[1] / "docs" / "study-file.md"
 
 _HEAD = """# The study file
 
-A study file is YAML; `examples/demo.yaml` is a commented one. Unknown keys are refused with the nearest right name. The tables below
-are generated from the code (`scripts/write_study_reference.py`), and a test holds them current.
+A study file is YAML; `examples/demo.yaml` is a commented one. A key with a typing error is refused with the nearest right name.
+These tables are generated from the code (`scripts/write_study_reference.py`), and a test holds them current.
 
 """
 
