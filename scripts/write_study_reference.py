@@ -19,7 +19,7 @@ TARGET = Path(__file__).resolve().parents[1] / "docs" / "study-file.md"
 
 _HEAD = """# The study file
 
-A study file is YAML; `examples/demo.yaml` is a commented one. A key with a typing error is refused with the nearest right name.
+A study file is YAML; `examples/demo.yaml` is a commented one. Mistyped keys are refused, with the right name.
 These tables are generated from the code (`scripts/write_study_reference.py`), and a test holds them current.
 
 """
