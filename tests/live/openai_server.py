@@ -1,0 +1,158 @@
+"""A real HTTP server that streams completions as vLLM does, with faults on demand. Standard library alone.
+
+`python openai_server.py '{"gap_s": 0.01, "faults": {"101": "cut"}}'` prints its port and serves on loopback. A fault
+belongs to the requests with that prompt length, so that a test knows which of its requests meet it. `log` in the reply
+of GET /seen: what every request asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import sys
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class Behaviour:
+    """first_s: to the first token; gap_s: between tokens; tokens_per_event; cached: told cached prompt tokens."""
+
+    port: int = 0
+    first_s: float = 0.0
+    gap_s: float = 0.0
+    tokens_per_event: int = 1
+    ids: bool = True
+    crlf: bool = False
+    echo_prompt: bool = True
+    cached: int | None = None
+    faults: dict[str, str] = field(default_factory=dict)
+
+
+class Server:
+    def __init__(self, behaviour: Behaviour) -> None:
+        self.behaviour = behaviour
+        self.seen: list[dict[str, Any]] = []
+
+    async def serve(self) -> None:
+        server = await asyncio.start_server(
+            self.connection, "127.0.0.1", self.behaviour.port, backlog=4096, limit=2**22
+        )
+        print(server.sockets[0].getsockname()[1], flush=True)
+        async with server:
+            await server.serve_forever()
+
+    async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            method, path, _ = head.split(" ", 2)
+            length = next(
+                (int(line[15:]) for line in head.lower().split("\r\n") if line.startswith("content-length:")), 0
+            )
+            body = await reader.readexactly(length)
+            if path == "/v1/completions" and method == "POST":
+                await self.complete(json.loads(body), head, writer)
+            elif path == "/v1/models":
+                answer(writer, 200, {"data": [{"id": "tiny", "max_model_len": 131072}]})
+            elif path == "/seen":
+                answer(writer, 200, self.seen)
+            else:
+                answer(writer, 200 if path == "/health" else 404, {})
+            await writer.drain()
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            writer.close()
+
+    async def complete(self, request: dict[str, Any], head: str, writer: asyncio.StreamWriter) -> None:
+        prompt, tokens = request["prompt"], request["max_tokens"]
+        fault = self.behaviour.faults.get(str(len(prompt)), "")
+        digest = hashlib.sha256(json.dumps(prompt).encode()).hexdigest()
+        self.seen.append(
+            {
+                **request,
+                "prompt": len(prompt),
+                "digest": digest,
+                "head": prompt[:32],
+                "key": "bearer abc" in head.lower(),
+            }
+        )
+        if fault == "refuse":
+            return answer(writer, 503, {"error": {"message": "too busy today", "code": 503}})
+        if fault == "drop":
+            return writer.transport.abort()
+        if fault == "hang":
+            await asyncio.sleep(3600)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        await asyncio.sleep(self.behaviour.first_s)
+        await self.stream(fault, prompt, tokens, writer)
+        return None
+
+    async def stream(self, fault: str, prompt: list[int], tokens: int, writer: asyncio.StreamWriter) -> None:
+        how = self.behaviour
+        if fault == "role first":
+            send(writer, how, {"choices": [{"index": 0, "text": "", "token_ids": [], "role": "assistant"}]})
+            await asyncio.sleep(0.1)
+        sent = 0
+        produced = tokens - 1 if fault == "short" else tokens
+        while sent < produced:
+            count = min(how.tokens_per_event, produced - sent)
+            choice: dict[str, Any] = {"index": 0, "text": "" if how.ids else "x" * count}
+            if how.ids:
+                choice["token_ids"] = list(range(5, 5 + count))
+                if sent == 0 and how.echo_prompt:
+                    choice["prompt_token_ids"] = prompt
+            send(writer, how, {"object": "text_completion", "choices": [choice]})
+            sent += count
+            if fault == "cut":
+                await writer.drain()
+                await asyncio.sleep(0.05)
+                return writer.transport.abort()
+            if fault == "no end mark":
+                return writer.write(b"0\r\n\r\n")
+            if fault == "error event":
+                send(writer, how, {"error": {"message": "the engine broke", "code": 500}})
+                break
+            if fault == "garbage":
+                send(writer, how, "not json")
+                break
+            if fault == "stall":
+                await writer.drain()
+                await asyncio.sleep(3600)
+            if sent < produced and how.gap_s:
+                await asyncio.sleep(how.gap_s)
+        if fault not in ("no usage", "error event", "garbage"):
+            if fault == "late usage":
+                await asyncio.sleep(0.3)
+            details = None if how.cached is None else {"cached_tokens": how.cached}
+            usage = {
+                "prompt_tokens": len(prompt) + (fault == "other prompt length"),
+                "completion_tokens": produced,
+                "prompt_tokens_details": details,
+            }
+            if fault == "ids missing":
+                usage["completion_tokens"] += 1
+            send(writer, how, {"choices": [], "usage": usage})
+        send(writer, how, None)
+        writer.write(b"0\r\n\r\n")
+        return None
+
+
+def send(writer: asyncio.StreamWriter, how: Behaviour, event: Any) -> None:
+    text = "[DONE]" if event is None else event if isinstance(event, str) else json.dumps(event)
+    data = f": a comment\r\ndata: {text}\r\n\r\n".encode() if how.crlf else f"data: {text}\n\n".encode()
+    writer.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+def answer(writer: asyncio.StreamWriter, status: int, data: Any) -> None:
+    body = json.dumps(data).encode()
+    writer.write(
+        b"HTTP/1.1 %d X\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b"
+        % (status, len(body), body)
+    )
+
+
+if __name__ == "__main__":
+    wanted = Behaviour(**json.loads(sys.argv[1]) if len(sys.argv) > 1 else {})
+    asyncio.run(Server(wanted).serve())
