@@ -33,7 +33,7 @@ def generate_rag_bursts(
     output_tokens: Annotated[int, typer.Option(min=1, help="Output length.")] = 32,
 ) -> None:
     """The paper's RAG bursts: idle, burst, idle, burst, idle; ten seconds each."""
-    _write(rag_bursts(rate, seed, prompt_tokens=prompt_tokens, output_tokens=output_tokens), output)
+    write(rag_bursts(rate, seed, prompt_tokens=prompt_tokens, output_tokens=output_tokens), output)
 
 
 @generate_app.command("heterogeneous")
@@ -52,7 +52,7 @@ def generate_heterogeneous(
         prompt_tokens=prompt_tokens or QWEN_PROMPT_TOKENS,
         **({"output_tokens": output_tokens} if output_tokens else {}),
     )
-    _write(trace, output)
+    write(trace, output)
 
 
 @app.command()
@@ -92,12 +92,14 @@ def validate(
         raise typer.Exit(console.BAD_INPUT)
 
 
-def _write(trace: Trace, output: Path) -> None:
+def write(trace: Trace, output: Path, *, quiet: bool = False) -> None:
+    """Writes `trace` and says so on stdout, unless quiet. Raises InvalidInput when the file cannot be written."""
     try:
         write_trace(trace, output)
     except OSError as error:
         raise InvalidInput(f"{output}: cannot be written: {error}") from None
-    print(f"{output}: {len(trace.requests)} requests, {trace.digest}", file=sys.stdout)
+    if not quiet:
+        print(f"{output}: {len(trace.requests)} requests, {trace.digest}", file=sys.stdout)
 
 
 def _plain(value: Any) -> str:

@@ -6,8 +6,7 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,7 +50,7 @@ def import_trace(
     time_unit: str | None = None,
     block_size: int | None = None,
     name: str | None = None,
-    regime: str = "all",
+    regime: str | None = None,
     spread_seed: int | None = None,
     any_order: bool = False,
     benchmark: int | None = None,
@@ -123,7 +122,7 @@ def import_trace(
     trace = Trace(
         name=name or _plain_name(path),
         requests=tuple(_requests(columns, places, spread_ns, offset_ns)),
-        regime=regime,
+        regime=regime or "all",
         block_size=size,
         provenance={"source": "imported", "file": path.name, "import": ledger.provenance()},
     )
@@ -245,31 +244,23 @@ def _requests(
 
 
 def _import_own(
-    path: Path, time_unit: str | None, block_size: int | None, spread_seed: int | None, name: str | None, regime: str
+    path: Path,
+    time_unit: str | None,
+    block_size: int | None,
+    spread_seed: int | None,
+    name: str | None,
+    regime: str | None,
 ) -> Imported:
     """Our own format says everything itself; it is read, checked and handed on."""
     for what, value in (("time unit", time_unit), ("block size", block_size), ("seed to spread with", spread_seed)):
         if value is not None:
             raise InvalidInput(f"{path}: is a trace of our own, which needs no {what}; leave the option out")
     trace = read_trace(path)
-    ledger = Ledger(
-        format=OWN,
-        time_unit="s",
-        rows_read=len(trace.requests),
-        kept=len(trace.requests),
-        late_rows=sum(later.arrival_s < earlier.arrival_s for earlier, later in pairwise(trace.requests)),
+    ledger = Ledger(format=OWN, time_unit="s", rows_read=len(trace.requests), kept=len(trace.requests))
+    provenance = {"import": ledger.provenance(), **trace.provenance}  # the account of a first import stays
+    return Imported(
+        replace(trace, name=name or trace.name, regime=regime or trace.regime, provenance=provenance), ledger
     )
-    trace = Trace(
-        name=name or trace.name,
-        requests=trace.requests,
-        regime=regime if regime != "all" else trace.regime,
-        seed=trace.seed,
-        block_size=trace.block_size,
-        provenance={**trace.provenance, "import": ledger.provenance()}
-        if "import" not in trace.provenance
-        else trace.provenance,
-    )
-    return Imported(trace, ledger)
 
 
 def _plain_name(path: Path) -> str:
