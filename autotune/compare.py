@@ -24,6 +24,8 @@ def compare_settings(
     reference: tuple[str, Sequence[Replay]],
     spec: StudySpec,
     preferred: Sequence[str],
+    *,
+    min_gain_pct: float | None = None,
 ) -> Comparison:
     """`candidate` against `reference`, each (role, replays of the same traces). Raises NoResult if requests failed."""
     names = tuple(dict.fromkeys([*COMPARED, *spec.objectives]))
@@ -31,7 +33,9 @@ def compare_settings(
     paired = stats.compare(
         candidate[1], reference[1], names, limits=spec.metric_limits(), confidence=spec.confidence, seed=spec.seed
     )
-    verdict = choose.verdict(paired, preferred, min_gain_pct=spec.min_gain_pct)
+    verdict = choose.verdict(
+        paired, preferred, min_gain_pct=spec.min_gain_pct if min_gain_pct is None else min_gain_pct
+    )
     if candidate[1][0].params == reference[1][0].params:
         sentence = f"No clear winner: {candidate[0]} is the same setting as {reference[0]}."
     else:

@@ -29,8 +29,13 @@ class Evaluator(Protocol):
         """Raises InvalidInput when a request of `trace` could never be served, whatever the setting."""
         ...
 
-    def replay(self, params: PolicyParams, trace: Trace) -> Replay:
-        """One replay of `trace` under `params`, from an empty server."""
+    @property
+    def is_noisy(self) -> bool:
+        """Whether the same setting measures differently each time."""
+        ...
+
+    def replay(self, params: PolicyParams, trace: Trace, repeat: int = 0) -> Replay:
+        """One replay of `trace` under `params`, from an empty server; repeats see noise of their own."""
         ...
 
     def doubts(self, params: PolicyParams, traces: Sequence[Trace]) -> list[str]:
@@ -52,7 +57,7 @@ class SimulatedEvaluator:
     """Replays on the embedded simulator.
 
     noise_sigma: standard deviation of the log-normal noise per step; 0 is the deterministic simulator.
-    seed: with noise, names the noise stream; a setting on a trace sees the same noise in every process.
+    seed: with noise, names the noise stream; a setting on a trace sees the same noise in every process, and its repeats others.
     """
 
     profile: Profile
@@ -61,6 +66,11 @@ class SimulatedEvaluator:
     origin: Origin = Origin.SIMULATED
     _arrays: dict[str, RequestArrays] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def is_noisy(self) -> bool:
+        """Whether noise is switched on."""
+        return self.noise_sigma > 0
+
     def check(self, trace: Trace) -> None:
         """Raises InvalidInput when a request exceeds the profile's model length or KV blocks."""
         try:
@@ -68,14 +78,14 @@ class SimulatedEvaluator:
         except InvalidInput as error:
             raise InvalidInput(f"trace {trace.name!r} on profile {self.profile.name}: {error}") from None
 
-    def replay(self, params: PolicyParams, trace: Trace) -> Replay:
+    def replay(self, params: PolicyParams, trace: Trace, repeat: int = 0) -> Replay:
         """One simulated replay. Raises InvalidInput when a request can never fit the profile's server."""
         result = simulate(
             params,
             self._requests(trace),
             self.profile,
             noise_sigma=self.noise_sigma,
-            noise_seed=self._noise_seed(params, trace),
+            noise_seed=self._noise_seed(params, trace, repeat),
         )
         return Replay(
             params=params,
@@ -128,10 +138,10 @@ class SimulatedEvaluator:
             self._arrays[trace.digest] = request_arrays(trace)
         return self._arrays[trace.digest]
 
-    def _noise_seed(self, params: PolicyParams, trace: Trace) -> int:
+    def _noise_seed(self, params: PolicyParams, trace: Trace, repeat: int) -> int:
         if self.noise_sigma == 0:
             return 0
-        stream = f"{self.seed} {trace.digest} {sorted(params.to_dict().items())}"
+        stream = f"{self.seed} {repeat} {trace.digest} {sorted(params.to_dict().items())}"
         return int.from_bytes(hashlib.sha256(stream.encode()).digest()[:4])
 
 

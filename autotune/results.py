@@ -135,6 +135,21 @@ class Comparison(_Model):
     sentence: str
 
 
+class NoiseInfo(_Model):
+    """What an A/A measurement of the reference showed, in per cent; see `autotune.noise.NoiseFloor`.
+
+    visible_held_out_pct: the smallest difference that the held-out comparison can see; a smaller gain is no winner.
+    """
+
+    metric: str
+    replay_pct: float
+    objective_pct: float
+    visible_pct: float
+    visible_held_out_pct: float
+    repeats: int
+    num_traces: int
+
+
 class Landscape(_Model):
     """The preferred objective over a plane of the space, other knobs as in the pick.
 
@@ -169,6 +184,7 @@ class StudyResults(_Model):
     pick: what the choice rule named; exported: what is exported (the reference, when there is no clear winner).
     importance: metric name to dimension name to share, summing to 1; with the method's name.
     hypervolume: arm name (`search`, `random`) to the hypervolume of the front after each of its trials.
+    noise: the A/A measurement, one entry per preferred metric; empty where measurements do not vary.
     not_identified: knobs whose branch never fired on the traces, with the reason; their defaults are exported.
     provenance: profile or server, versions, seeds, command line, digests.
     """
@@ -196,6 +212,7 @@ class StudyResults(_Model):
     landscape: Landscape | None
     not_identified: dict[str, str]
     warnings: list[str]
+    noise: list[NoiseInfo] = []
     provenance: dict[str, Any]
 
     def save(self, path: Path) -> None:

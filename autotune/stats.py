@@ -2,7 +2,9 @@
 
 Traces are resampled first (within their regime, so that every regime keeps its weight), then the requests within each
 drawn trace, the same rows for both settings. Requests of one trace are not independent of each other; resampling
-requests alone would make intervals far too narrow.
+requests alone would make intervals far too narrow. A bootstrap over a handful of traces is too narrow still, so its
+intervals are widened as Student's t would: by the quantile for the degrees of freedom (traces less regimes), and by the
+share of variance that resampling K traces loses.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from scipy.special import stdtrit
 
 from autotune import aggregate, metrics
 from autotune.metrics import NO_LIMITS, Limits, Metric
@@ -25,7 +28,7 @@ TIE_S: Final = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A point estimate and its bootstrap interval (percentile method)."""
+    """A point estimate and its interval: bootstrap percentiles, widened for the number of traces."""
 
     value: float
     low: float
@@ -87,10 +90,12 @@ def compare(
         request_counts += drawn.requests
 
     alpha = (1 - confidence) / 2 * 100
+    widening = _widening([len(indices) for indices in by_regime.values()], confidence)
 
     def interval(value: float, draws: FloatArray) -> Interval:
         low, high = np.nanpercentile(draws, [alpha, 100 - alpha])
-        return Interval(value, float(low), float(high))
+        below, above = max(value - float(low), 0.0), max(float(high) - value, 0.0)
+        return Interval(value, value - widening * below, value + widening * above)
 
     def improvement(ratio: float, draws: FloatArray) -> Interval:
         return interval(aggregate.improvement_pct(ratio), (1 - draws) * 100)
@@ -112,15 +117,25 @@ def compare(
         for name in names
     }
     differences = np.concatenate([_latency_difference_s(a, b) for a, b in zip(setting, reference, strict=True)])
+    share = interval(float((differences < -TIE_S).mean()), faster_counts / request_counts)
     return PairedComparison(
         overall=overall,
         regimes=regimes,
-        share_faster=interval(float((differences < -TIE_S).mean()), faster_counts / request_counts),
+        share_faster=Interval(share.value, max(share.low, 0.0), min(share.high, 1.0)),
         share_slower=float((differences > TIE_S).mean()),
         num_requests=len(differences),
         num_traces=len(setting),
         confidence=confidence,
     )
+
+
+def _widening(traces_per_regime: Sequence[int], confidence: float) -> float:
+    """What a bootstrap half-width is multiplied by; tends to 1 with many traces, and is large with one per regime."""
+    freedom = max(1, sum(traces_per_regime) - len(traces_per_regime))
+    fewest = max(2, min(traces_per_regime))
+    upper = (1 + confidence) / 2
+    student, normal = stdtrit(freedom, upper), stdtrit(np.inf, upper)
+    return float(student / normal * np.sqrt(fewest / (fewest - 1)))
 
 
 @dataclass(frozen=True, slots=True)

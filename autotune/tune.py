@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from autotune import aggregate, choose, landscape, metrics, pareto, provenance
 from autotune.compare import COMPARED, compare_settings, held_out_result
 from autotune.evaluate import Evaluator, SimulatedEvaluator
+from autotune.noise import noise_floor
 from autotune.progress import Progress, Silent
 from autotune.records import Origin, Replay
-from autotune.results import Arm, Comparison, Objective, Setting, StudyResults, TraceInfo, Trial
+from autotune.results import Arm, Comparison, NoiseInfo, Objective, Setting, StudyResults, TraceInfo, Trial
 from autotune.runfolder import RunFolder, folder_name, open_run
 from autotune.spec import StudySpec
 from autotune.study import Outcome, Search, SearchTrial, resolve_sampler
@@ -121,6 +123,7 @@ class _Tuner:
         self.metrics = tuple(dict.fromkeys([*COMPARED, *self.objectives]))
         self.preferred = choose.preferred_metrics(plan.spec.prefer, self.objectives)
         self.base = self._measure_reference()
+        self.noise = self._measure_noise() if plan.evaluator.is_noisy else []
 
     def results(self) -> StudyResults:
         plan, spec = self.plan, self.spec
@@ -173,6 +176,7 @@ class _Tuner:
             landscape=surface,
             not_identified=not_identified,
             warnings=self._warnings(trials, pick, comparisons[0]),
+            noise=self.noise,
             provenance=provenance.collect(plan.evaluator.describe(), spec.model_dump(mode="json"), plan.sampler),
         )
 
@@ -182,6 +186,24 @@ class _Tuner:
         if outcome.reason is not None:
             raise NoResult(f"the reference {self.plan.reference.label()} cannot be measured: {outcome.reason}")
         return outcome
+
+    def _measure_noise(self) -> list[NoiseInfo]:
+        """The reference measured twice more, against itself: an A/A test before anything is searched."""
+        plan = self.plan
+        self.progress.begin("Measuring the noise (reference against itself)", 2 * len(plan.tuning))
+        runs: list[list[Replay]] = []
+        for repeat in (1, 2):
+            runs.append([])
+            for trace in plan.tuning:
+                runs[-1].append(plan.evaluator.replay(plan.reference, trace, repeat))
+                self.progress.advance()
+        self.progress.end()
+        fewer = math.sqrt(len(plan.tuning) / len(plan.held_out))
+        floors = [
+            noise_floor(*runs, metric, wanted_pct=self.spec.min_gain_pct, limits=self.limits)
+            for metric in self.preferred
+        ]
+        return [NoiseInfo(visible_held_out_pct=floor.visible_pct * fewer, **asdict(floor)) for floor in floors]
 
     def _measure_outside(self) -> list[tuple[Arm, PolicyParams, Outcome]]:
         self.progress.begin("Measuring known settings outside the space", len(self.plan.outside))
@@ -310,7 +332,11 @@ class _Tuner:
         for candidate, against in pairs:
             comparisons.append(
                 compare_settings(
-                    (candidate, held_out[candidate]), (against, held_out[against]), self.spec, self.preferred
+                    (candidate, held_out[candidate]),
+                    (against, held_out[against]),
+                    self.spec,
+                    self.preferred,
+                    min_gain_pct=max([self.spec.min_gain_pct, *(noise.visible_held_out_pct for noise in self.noise)]),
                 )
             )
             self.progress.advance(f"{candidate} against {against}")

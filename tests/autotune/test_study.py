@@ -190,7 +190,7 @@ def test_a_study_with_failing_settings_never_picks_one_and_says_how_many_failed(
         def __getattr__(self, name: str) -> object:
             return getattr(plan.evaluator, name)
 
-        def replay(self, params: PolicyParams, trace: Trace) -> Replay:
+        def replay(self, params: PolicyParams, trace: Trace, repeat: int = 0) -> Replay:
             if params.b_cap > 2048:
                 raise NoResult("the server died: out of memory")
             return plan.evaluator.replay(params, trace)

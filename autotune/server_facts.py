@@ -1,0 +1,109 @@
+"""What a running server says of itself: version, model, KV blocks, budget, flags. Read back, never assumed."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+_CACHE_CONFIG: Final = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+_LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_SCHEDULER: Final = re.compile(r"P-PAS settings: (.+?) \(from (.+?)\); (\w+)")
+_BUDGET: Final = re.compile(r"max_num_batched_tokens=(\d+)")
+_FLAGS: Final = re.compile(r"non-default args: (\{.*\})")
+_TIMEOUT_S: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """None and empty where the server does not tell.
+
+    kv_blocks, block_size: blocks of the KV pool, and tokens in one. max_num_batched_tokens: the budget it started with.
+    scheduler, settings: the P-PAS class and the policy that it started with; None under a stock scheduler.
+    flags: the flags that differ from the defaults. cache: vLLM's whole cache configuration.
+    """
+
+    vllm_version: str | None = None
+    model: str | None = None
+    max_model_len: int | None = None
+    kv_blocks: int | None = None
+    block_size: int | None = None
+    max_num_batched_tokens: int | None = None
+    scheduler: str | None = None
+    settings: str | None = None
+    flags: Mapping[str, Any] = field(default_factory=dict)
+    cache: Mapping[str, str] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as plain JSON values."""
+        return asdict(self)
+
+
+def read_facts(url: str, log: str, *, api_key: str | None = None) -> ServerFacts:
+    """What the server at `url` says, and its `log` where there is one. Raises OSError when nobody answers."""
+    models = _get_json(f"{url}/v1/models", api_key)
+    served = (models.get("data") or [{}])[0]
+    cache = cache_config(_get(f"{url}/metrics", api_key))
+    said = _SCHEDULER.search(log)
+    return ServerFacts(
+        vllm_version=_get_json(f"{url}/version", api_key).get("version"),
+        model=served.get("id"),
+        max_model_len=served.get("max_model_len"),
+        kv_blocks=_whole(cache.get("num_gpu_blocks")),
+        block_size=_whole(cache.get("block_size")),
+        max_num_batched_tokens=_last_number(_BUDGET, log),
+        scheduler=said[3] if said else None,
+        settings=said[1] if said else None,
+        flags=_flags(log),
+        cache=cache,
+    )
+
+
+def cache_config(metrics: str) -> dict[str, str]:
+    """The labels of `vllm:cache_config_info` in a Prometheus text; empty where it is absent."""
+    found = _CACHE_CONFIG.search(metrics)
+    return dict(_LABEL.findall(found[1])) if found else {}
+
+
+def _flags(log: str) -> dict[str, Any]:
+    found = _FLAGS.search(log)
+    try:
+        flags = ast.literal_eval(found[1]) if found else {}
+        json.dumps(flags)
+    except (ValueError, SyntaxError, TypeError):
+        return {"unparsed": found[1] if found else ""}
+    return flags if isinstance(flags, dict) else {}
+
+
+def _last_number(pattern: re.Pattern[str], text: str) -> int | None:
+    found = pattern.findall(text)
+    return int(found[-1]) if found else None
+
+
+def _whole(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _get_json(url: str, api_key: str | None) -> dict[str, Any]:
+    try:
+        data = json.loads(_get(url, api_key) or "{}")
+    except ValueError:
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _get(url: str, api_key: str | None) -> str:
+    """The body, empty where the server has no such page. Raises OSError when nobody answers."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    request = urllib.request.Request(url, headers=headers)  # noqa: S310 - base_url checked the scheme
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:  # noqa: S310
+            body: bytes = reply.read()
+    except urllib.error.HTTPError:
+        return ""
+    return body.decode(errors="replace")
