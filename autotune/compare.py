@@ -27,7 +27,10 @@ def compare_settings(
     *,
     min_gain_pct: float | None = None,
 ) -> Comparison:
-    """`candidate` against `reference`, each (role, replays of the same traces). Raises NoResult if requests failed."""
+    """`candidate` against `reference`, each (role, replays of the same traces). Raises NoResult if requests failed.
+
+    min_gain_pct: the smallest gain that is called better; left out, the study file's own.
+    """
     names = tuple(dict.fromkeys([*COMPARED, *spec.objectives]))
     names = tuple(name for name in names if _defined(name, [*candidate[1], *reference[1]], spec.metric_limits()))
     paired = stats.compare(

@@ -57,7 +57,7 @@ class SimulatedEvaluator:
     """Replays on the embedded simulator.
 
     noise_sigma: standard deviation of the log-normal noise per step; 0 is the deterministic simulator.
-    seed: with noise, names the noise stream; a setting on a trace sees the same noise in every process, and its repeats others.
+    seed: names the noise stream; each repeat of a setting on a trace has its own noise, the same in every process.
     """
 
     profile: Profile

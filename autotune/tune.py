@@ -200,7 +200,7 @@ class _Tuner:
         self.progress.end()
         fewer = math.sqrt(len(plan.tuning) / len(plan.held_out))
         floors = [
-            noise_floor(*runs, metric, wanted_pct=self.spec.min_gain_pct, limits=self.limits)
+            noise_floor(runs[0], runs[1], metric, wanted_pct=self.spec.min_gain_pct, limits=self.limits)
             for metric in self.preferred
         ]
         return [NoiseInfo(visible_held_out_pct=floor.visible_pct * fewer, **asdict(floor)) for floor in floors]
