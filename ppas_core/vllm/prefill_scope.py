@@ -35,6 +35,10 @@ class ShortenedPrefills:
     def __init__(self) -> None:
         self._changed: list[tuple[QueuedRequest, int, int]] = []
 
+    def __bool__(self) -> bool:
+        """Whether a request is lowered now."""
+        return bool(self._changed)
+
     def shorten(self, prefills: Iterable[QueuedRequest], budget: int, *, long_prefill_token_threshold: int = 0) -> None:
         """Deal `budget` tokens to `prefills` in order. Those that get less than they need are lowered to what they
         get.

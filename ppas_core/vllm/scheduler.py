@@ -63,8 +63,15 @@ class PpasMixin:
         self._shortened = ShortenedPrefills()
         self._threshold: int = scheduler.scheduler_config.long_prefill_token_threshold
         self._max_position: int = scheduler.max_model_len - getattr(scheduler, "num_sampled_tokens_per_step", 1)
-        self._counts_decode_steps = hasattr(scheduler, "current_step")
+        self._waiting_queues = compat.waiting_queues(scheduler)  # made once by vLLM, never replaced
         self._waiting_may_hold_tokens = scheduler.connector is not None
+        self._has_streaming_input = hasattr(scheduler, "num_waiting_for_streaming_input")
+        self._tokens_in_flight = isinstance(self, AsyncScheduler)
+        self._decodes_differ = bool(
+            scheduler.connector is not None
+            or scheduler.num_spec_tokens
+            or config.parallel_config.pipeline_parallel_size > 1
+        )
         self._open_rows: deque[tuple[Any, StepRow]] = deque()
         rank = getattr(config.parallel_config, "data_parallel_rank", 0) or 0
         self._step_log: StepLog | None = None
@@ -97,59 +104,70 @@ class PpasMixin:
         """One step of stock `schedule` under the budget of this step."""
         self.ppas_step += 1
         params = self._control.poll(self.ppas_step)
-        if params is None and self._step_log is None:
-            self._steps_off += 1
-            self.ppas_decision = None
-            return super().schedule(*args, **kwargs)  # type: ignore[misc]
+        log = self._step_log
+        if log is None:
+            if params is None:
+                self._steps_off += 1
+                self.ppas_decision = None
+                return super().schedule(*args, **kwargs)  # type: ignore[misc]
+            return self._schedule_within(self._decide(params, self._read_queues()), args, kwargs)
         start_s = time.monotonic()
-        scheduler: Any = self
         reading = self._read_queues()
         if params is None:
             self._steps_off += 1
             self.ppas_decision = None
             step_budget = self._startup_budget
         else:
-            decision = decide(reading.state, params)
-            self.ppas_decision = decision
-            self._steps_by_branch[decision.branch] += 1
-            step_budget = self._step_budget(params, decision, reading)
-        log = self._step_log
-        before = None if log is None else _Before(scheduler.running, reading.prefills)
+            step_budget = self._decide(params, reading)
+        scheduler: Any = self
+        before = _Before(scheduler.running, reading.prefills)
+        output = self._schedule_within(step_budget, args, kwargs)
+        self._log_step(log, output, start_s, step_budget, reading, before)
+        return output
+
+    def _schedule_within(self, step_budget: int, args: Any, kwargs: Any) -> Any:
+        scheduler: Any = self
         scheduler.max_num_scheduled_tokens = step_budget
         try:
-            output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+            return super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
-            self._shortened.restore()
+            if self._shortened:
+                self._shortened.restore()
             scheduler.max_num_scheduled_tokens = self._startup_budget
-        if log is not None and before is not None:
-            self._log_step(log, output, start_s, step_budget, reading, before)
-        return output
 
     def _read_queues(self) -> QueueReading:
         scheduler: Any = self
-        may_hold_tokens = self._waiting_may_hold_tokens or bool(
-            getattr(scheduler, "num_waiting_for_streaming_input", 0)
+        may_hold_tokens = self._waiting_may_hold_tokens or (
+            self._has_streaming_input and scheduler.num_waiting_for_streaming_input > 0
         )
-        return read_queues(scheduler.running, compat.waiting_queues(scheduler), waiting_may_hold_tokens=may_hold_tokens)
+        return read_queues(scheduler.running, self._waiting_queues, waiting_may_hold_tokens=may_hold_tokens)
 
-    def _step_budget(self, params: PolicyParams, decision: Decision, reading: QueueReading) -> int:
+    def _decide(self, params: PolicyParams, reading: QueueReading) -> int:
         """Tokens that vLLM may schedule in this step in all. See `prefill_scope` for the prefill scope."""
-        if params.scope is Scope.GLOBAL or decision.budget == params.b_max:
-            return decision.budget
+        state = reading.state
+        decision = decide(state, params)
+        self.ppas_decision = decision
+        self._steps_by_branch[decision.branch] += 1
+        budget = decision.budget
+        if params.scope is Scope.GLOBAL or budget == params.b_max:
+            return budget
         scheduler: Any = self
         decode_tokens = count_decode_tokens(
             scheduler.running,
+            state.running_decodes,
             max_position=self._max_position,
+            tokens_in_flight=self._tokens_in_flight,
             long_prefill_token_threshold=self._threshold,
-            decode_step=scheduler.current_step + 1 if self._counts_decode_steps else None,
+            decode_step=getattr(scheduler, "current_step", 0) + 1 if self._decodes_differ else None,
         )
         if reading.decode_behind_prefill:
-            self._shortened.shorten(reading.prefills, decision.budget, long_prefill_token_threshold=self._threshold)
-        return min(params.b_max, decode_tokens + decision.budget)
+            self._shortened.shorten(reading.prefills, budget, long_prefill_token_threshold=self._threshold)
+        return min(params.b_max, decode_tokens + budget)
 
     def _make_cached_request_data(self, *args: Any, **kwargs: Any) -> Any:
         # The first to read placeholders after the running loop, which alone may see the lowered ones.
-        self._shortened.restore()
+        if self._shortened:
+            self._shortened.restore()
         return super()._make_cached_request_data(*args, **kwargs)  # type: ignore[misc]
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
