@@ -47,7 +47,7 @@ BAD: dict[str, tuple[str | bytes, dict[str, Any], list[str]]] = {
     "header alone": ("arrived_at,num_prefill_tokens,num_decode_tokens\n", {}, ["no request", "it has no rows"]),
     "all rows dropped": (VIDUR.replace("10,2", "10,0"), {}, ["no request", "1 without output tokens"]),
     "cut gzip": (gzip.compress(VIDUR.encode())[:30], {}, ["cannot be read"]),
-    "broken gzip": (gzip.compress(b"x" * 99)[:12] + b"\xff" * 40, {}, ["cannot be read"]),
+    "broken gzip": (gzip.compress(VIDUR.encode())[:-8] + bytes(8), {}, ["cannot be read", "CRC check failed"]),
     "UTF-16": (VIDUR.encode("utf-16"), {}, ["not UTF-8", "line 1, byte 0"]),
     "Latin-1 further down": (VIDUR.encode() + b"1,\xe9,2\n", {}, ["not UTF-8", "line 3, byte 2"]),
     "unknown columns": ("time,in,out\n1,2,3\n", {}, ["no known format", "'time', 'in', 'out'", "--format"]),
