@@ -8,7 +8,6 @@ metrics and its log, since flags alone do not say what was measured. Does not im
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import socket
@@ -17,7 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -229,9 +228,9 @@ class _Launched:
             **command.environment,
         }
         with log.open("ab") as file:
-            log_from = file.tell()
             file.write(f"$ {command.shown()}\n".encode())
             file.flush()
+            log_from = file.tell()
             guard = subprocess.Popen(  # noqa: S603 - the user's own command
                 [sys.executable, "-m", "autotune.server_guard", str(grace_s), *command.argv],
                 stdin=subprocess.PIPE,

@@ -64,7 +64,7 @@ _SIGNS: Final = (
         StartFailure.MODEL_NOT_FOUND,
         r"Repository Not Found|RepositoryNotFoundError|LocalEntryNotFoundError|is not a valid model identifier"
         r"|does not appear to have a file named config\.json|Can't load the configuration of"
-        r"|Invalid repository ID or local directory|OfflineModeIsEnabled|gated repo",
+        r"|Repo id must be in the form|Invalid repository ID or local directory|OfflineModeIsEnabled|gated repo",
     ),
     (
         StartFailure.OUT_OF_MEMORY,

@@ -26,6 +26,9 @@ UNSENT: Final = "unsent"
 
 FAILURES: Final = (HTTP_STATUS, STREAM_ERROR, CUT_STREAM, WRONG_LENGTH, TIMEOUT, CONNECTION, STOPPED)
 
+CLIENT_LIMIT: Final = "the client's machine has no file descriptor or port left for another connection"
+"""Detail of a CONNECTION failure that is no fault of the server, and makes the run invalid."""
+
 _DETAIL_LENGTH: Final = 300
 
 

@@ -8,9 +8,12 @@ answers are handed to the tuner as raw bytes; JSON is read there. Imports aiohtt
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import gc
 import json
 import os
+import resource
 import sys
 import time
 from array import array
@@ -29,6 +32,8 @@ HEARTBEAT_S: Final = 0.02
 READ_BUFFER_BYTES: Final = 4 * 2**20
 """Above the first event of a 128k-token prompt, which repeats the prompt's ids: reading never waits for the reader."""
 PREPARE_TIMEOUT_S: Final = 5.0
+
+_OUT_OF_CONNECTIONS: Final = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
 
 
 @dataclass(slots=True)
@@ -140,6 +145,8 @@ class _Client:
         except (aiohttp.ClientError, OSError) as error:
             ended = answer.CUT_STREAM if ongoing.http_status else answer.CONNECTION
             detail = f"{type(error).__name__}: {error}"
+            if getattr(error, "errno", None) in _OUT_OF_CONNECTIONS:
+                detail = answer.CLIENT_LIMIT
         self._hand_over(ongoing, ended, detail)
 
     def _hand_over(self, ongoing: _Ongoing, ended: str, detail: str) -> None:
@@ -201,6 +208,13 @@ def _bodies(job: dict[str, Any]) -> list[bytes]:
     return bodies
 
 
+def _allow_many_connections() -> None:
+    """Every request in flight has a connection, and the usual soft limit is 1024."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):  # macOS cannot take an unlimited one; a run that meets it says so
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 async def _serve_tuner(job: dict[str, Any], commands: frames.Decoder) -> None:
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.connect_write_pipe(asyncio.streams.FlowControlMixin, os.fdopen(1, "wb"))
@@ -233,6 +247,7 @@ def main() -> None:
         for kind, header, _ in commands.feed(data):
             if kind == frames.JOB:
                 job = header
+    _allow_many_connections()
     sys.stdout = sys.stderr  # file descriptor 1 carries frames
     asyncio.run(_serve_tuner(job, commands))
 

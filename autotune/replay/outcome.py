@@ -10,7 +10,7 @@ import numpy as np
 
 from autotune import metrics
 from autotune.records import FloatArray, IntArray, RequestRecords
-from autotune.replay.answer import UNSENT, RawAnswer, read_answer
+from autotune.replay.answer import CLIENT_LIMIT, UNSENT, RawAnswer, read_answer
 
 LAG_BOUND_S: Final = 0.005
 LAG_BOUND_OF_MEAN_LATENCY: Final = 0.01
@@ -141,6 +141,8 @@ def make_outcome(
     )
     lag = lag_summary(records, lateness_s)
     reason = f"stopped: {stopped}" if stopped is not None else lag.complaint()
+    if reason is None and CLIENT_LIMIT in details:
+        reason = f"{CLIENT_LIMIT}; raise its limit (ulimit -n) or replay a lighter trace"
     return ReplayOutcome(records, lag, reason is None, reason, cached, tuple(details), counted, about)
 
 

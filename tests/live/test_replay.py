@@ -265,6 +265,19 @@ def test_no_client_outlives_its_tuner(serve: Serve, number: int) -> None:
     wait_until(lambda: is_gone(client), 5)
 
 
+def test_a_client_without_a_file_descriptor_left_makes_an_invalid_run_instead_of_a_slow_server(serve: Serve) -> None:
+    url = serve(first_s=1.0)
+    code = (
+        "import resource; from autotune.replay.run import replay; from traces.format import Trace, TraceRequest\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))\n"
+        "over = Trace('t', tuple(TraceRequest(0.0, 10, 2) for _ in range(60)))\n"
+        f"outcome = replay({url!r}, over, model='m', cache_salt=None)\n"
+        "print(outcome.accounting()['connection'] > 0, outcome.valid, outcome.reason)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("True False the client")
+
+
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://", "http://x:99999", "http://x/?a=1"])
 def test_an_address_that_is_none_is_refused_before_anything_starts(url: str) -> None:
     with pytest.raises(InvalidInput, match="is not the address of a server"):
