@@ -1,7 +1,7 @@
 """How much two measurements of the same setting differ, and what a study can see through that noise.
 
-The reference is measured twice on the tuning traces (A/A). Per trace, the log ratio of the two gives the noise of one
-replay; an objective averages over the traces, so its noise shrinks with their number.
+The reference is measured several times on the tuning traces (A/A). Per trace, the spread of the logarithms gives the
+noise of one replay; an objective averages over the traces, so its noise shrinks with their number.
 """
 
 from __future__ import annotations
@@ -9,17 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
+from scipy.special import stdtrit
 
 from autotune import metrics
 from autotune.metrics import NO_LIMITS, Limits
 from autotune.records import Replay
 from ppas_core.errors import InvalidInput
-
-_VISIBLE: Final = 1.96 + 0.84
-"""Standard errors that a difference must have to be found at 95 % confidence with 80 % power (normal approximation)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +39,21 @@ class NoiseFloor:
 
 
 def noise_floor(
-    first: Sequence[Replay], second: Sequence[Replay], metric: str, *, wanted_pct: float, limits: Limits = NO_LIMITS
+    runs: Sequence[Sequence[Replay]], metric: str, *, wanted_pct: float, limits: Limits = NO_LIMITS
 ) -> NoiseFloor:
-    """The noise seen between two measurements of the same setting on the same traces in the same order.
+    """The noise seen between several measurements of the same setting, each on the same traces in the same order.
 
-    wanted_pct: the difference that should be visible. Raises InvalidInput when the two do not match.
+    wanted_pct: the difference that should be visible. Raises InvalidInput for fewer than two runs or other traces.
     """
-    if [r.trace_digest for r in first] != [r.trace_digest for r in second] or not first:
-        raise InvalidInput("the two measurements of the reference are not of the same traces in the same order")
-    pairs = zip(first, second, strict=True)
-    log_ratios = [
-        math.log(metrics.value(metric, b.requests, limits) / metrics.value(metric, a.requests, limits))
-        for a, b in pairs
-    ]
-    # The mean is kept in: a drift between the two measurements is noise to a study that cannot tell it apart.
-    replay = float(np.sqrt(np.mean(np.square(log_ratios)) / 2))
-    objective = replay / math.sqrt(len(log_ratios))
-    visible = _VISIBLE * math.sqrt(2) * objective
+    digests = [[replay.trace_digest for replay in run] for run in runs]
+    if len(runs) < 2 or not digests[0] or any(other != digests[0] for other in digests):
+        raise InvalidInput("the noise needs two or more measurements of the same traces in the same order")
+    logs = np.log([[metrics.value(metric, replay.requests, limits) for replay in run] for run in runs])
+    # Variance per trace: a drift between the runs stays in, since a study cannot tell it from noise.
+    replay = float(np.sqrt(np.mean(np.var(logs, axis=0, ddof=1))))
+    num_traces = len(digests[0])
+    objective = replay / math.sqrt(num_traces)
+    visible = _standard_errors((len(runs) - 1) * num_traces) * math.sqrt(2) * objective
     wanted = max(wanted_pct, 1e-3) / 100
     return NoiseFloor(
         metric=metric,
@@ -66,5 +61,13 @@ def noise_floor(
         objective_pct=100 * objective,
         visible_pct=100 * visible,
         repeats=max(1, math.ceil((visible / wanted) ** 2)),
-        num_traces=len(log_ratios),
+        num_traces=num_traces,
     )
+
+
+def _standard_errors(freedom: int) -> float:
+    """How many standard errors a difference must have to be found at 95 % confidence with 80 % power.
+
+    Student's t, since the noise itself is estimated with `freedom` degrees of freedom: 2.8 with many, 3.4 with six.
+    """
+    return float(stdtrit(freedom, 0.975) + stdtrit(freedom, 0.8))

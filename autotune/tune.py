@@ -27,6 +27,8 @@ from ppas_core.sim.profile import load_profile
 from search_spaces.space import Space, load_space
 from traces.format import Trace
 
+_NOISE_RUNS: Final = 3
+"""How often the reference is measured to learn the noise."""
 _RANDOM_STREAM: Final = 1_000_003
 """Keeps the random arm's seed away from the search's."""
 
@@ -188,19 +190,18 @@ class _Tuner:
         return outcome
 
     def _measure_noise(self) -> list[NoiseInfo]:
-        """The reference measured twice more, against itself: an A/A test before anything is searched."""
+        """The reference measured again and again, against itself: an A/A test before anything is searched."""
         plan = self.plan
-        self.progress.begin("Measuring the noise (reference against itself)", 2 * len(plan.tuning))
-        runs: list[list[Replay]] = []
-        for repeat in (1, 2):
-            runs.append([])
-            for trace in plan.tuning:
-                runs[-1].append(plan.evaluator.replay(plan.reference, trace, repeat))
+        self.progress.begin("Measuring the noise (reference against itself)", _NOISE_RUNS * len(plan.tuning))
+        runs: list[list[Replay]] = [[] for _ in range(_NOISE_RUNS)]
+        for trace in plan.tuning:
+            for repeat, run in enumerate(runs, start=1):
+                run.append(plan.evaluator.replay(plan.reference, trace, repeat))
                 self.progress.advance()
         self.progress.end()
         fewer = math.sqrt(len(plan.tuning) / len(plan.held_out))
         floors = [
-            noise_floor(runs[0], runs[1], metric, wanted_pct=self.spec.min_gain_pct, limits=self.limits)
+            noise_floor(runs, metric, wanted_pct=self.spec.min_gain_pct, limits=self.limits)
             for metric in self.preferred
         ]
         return [NoiseInfo(visible_held_out_pct=floor.visible_pct * fewer, **asdict(floor)) for floor in floors]
