@@ -36,6 +36,7 @@ VERSION: Final = 1
 _HEADER_KEYS: Final = {
     "format", "version", "name", "regime", "seed", "block_size", "provenance", "num_requests", "digest",
 }  # fmt: skip
+_ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 _REQUEST_KEYS: Final = ("arrival_s", "prompt_tokens", "output_tokens", "block_hashes", "session", "phase")
 
 
@@ -311,7 +312,7 @@ def _compressed(lines: Iterable[bytes]) -> Iterable[bytes]:
 
 
 def _json_line(data: Mapping[str, Any]) -> bytes:
-    return json.dumps(data, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+    return _ENCODER.encode(data).encode() + b"\n"
 
 
 def _is_int(value: object) -> bool:
