@@ -17,10 +17,10 @@ from ppas_core.errors import PpasError
 
 CHECKED_VERSIONS: Final = MappingProxyType(
     {
-        "0.22.1": "from its source",
+        "0.22.1": "scheduler alone, step for step against the simulator",
         "0.27.1": "live, and step for step against the simulator",
-        "0.30.0": "from its source",
-        "0.32.0": "step for step against the simulator",
+        "0.30.0": "scheduler alone, step for step against the simulator",
+        "0.32.0": "scheduler alone, step for step against the simulator",
         "0.33.0": "from its source",
     }
 )
