@@ -150,6 +150,13 @@ def test_quantised_arrivals_are_spread_within_their_tick_only_when_asked(tmp_pat
     assert len(set(arrivals(after))) == 15
 
 
+def test_spread_arrivals_never_pass_the_next_tick_however_near_it_is(tmp_path: Path) -> None:
+    content = lines(*(mooncake(time) for time in [0] * 9 + [7] * 9 + [3000] * 9 + [6001] * 9 + [9000] * 9))
+    times = arrivals(load(tmp_path, content, spread_seed=1))
+    assert times == sorted(times)
+    assert max(times[:9]) < 0.007 <= min(times[9:])
+
+
 def test_a_clock_of_whole_seconds_is_reported(tmp_path: Path) -> None:
     content = VIDUR + "".join(f"{time},1,1\n" for time in range(0, 60, 4))
     assert load(tmp_path, content).ledger.tick_s == 4.0
