@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,6 +47,14 @@ class Evaluator(Protocol):
     @property
     def error_pct(self) -> float | None:
         """How far its mean latency was off where that could be checked, in per cent; None when it measures itself."""
+        ...
+
+    def session(self, folder: Path) -> AbstractContextManager[None]:
+        """Replays happen within it; what it starts ends with it. Logs and the like go to `folder`."""
+        ...
+
+    def identity(self) -> dict[str, Any]:
+        """What must not change while a study grows, as plain JSON values."""
         ...
 
     def describe(self) -> dict[str, Any]:
@@ -118,6 +128,14 @@ class SimulatedEvaluator:
         held_out = self.profile.fit.get("held_out_ppas_error_per_regime", {})
         error = held_out.get("mean_absolute", {}).get("avg_latency")
         return None if error is None else 100 * float(error)
+
+    def session(self, folder: Path) -> AbstractContextManager[None]:
+        """Nothing to start."""
+        return nullcontext()
+
+    def identity(self) -> dict[str, Any]:
+        """As `describe`."""
+        return self.describe()
 
     def describe(self) -> dict[str, Any]:
         """The profile with its provenance, and the noise."""

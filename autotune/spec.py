@@ -116,6 +116,44 @@ class LimitsSpec(_Model):
     tpot_s: Annotated[float, Field(gt=0)] | None = Field(default=None, description="Time per output token, seconds.")
 
 
+class ServerSpec(_Model):
+    """The vLLM server of a live study; it is started by the tuner, once, and ended with it."""
+
+    model: str = Field(min_length=1, description="The model, as for `vllm serve`: a folder or a name.")
+    flags: tuple[str, ...] = Field(
+        default=(), description="Further `vllm serve` flags, one word an entry; the budget and max_num_seqs are added."
+    )
+    environment: dict[str, str] = Field(
+        default={}, description="Environment variables of the server. Only their names appear in results."
+    )
+    wrapper: tuple[str, ...] = Field(default=(), description="A command before the server's, such as a profiler.")
+    vocabulary_size: Annotated[int, Field(ge=32, le=10_000_000)] = Field(
+        default=32_000, description="Prompts are drawn from token ids below this; not above the model's own."
+    )
+    start_timeout: str = Field(default="15m", description="How long the server may take to become healthy.")
+    request_timeout: str = Field(default="10m", description="How long one request may take before it counts as failed.")
+    max_send_lag_ms: Annotated[float, Field(gt=0, le=1000)] = Field(
+        default=5.0,
+        description="A replay whose client sent later than this (P99, plus 1 % of mean latency) is not used.",
+    )
+
+    @field_validator("start_timeout", "request_timeout")
+    @classmethod
+    def _timeouts_parse(cls, value: str) -> str:
+        return _checked_duration(value)
+
+    @field_validator("flags")
+    @classmethod
+    def _flags_are_free(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        taken = {"--max-num-batched-tokens", "--max-num-seqs", "--scheduler-cls", "--port", "--host", "--config"}
+        for flag in value:
+            if flag.split("=")[0] in taken:
+                raise ValueError(
+                    f"flag {flag!r} is set by the tuner; take it out (max_num_seqs belongs to the settings)"
+                )
+        return value
+
+
 class StudySpec(_Model):
     """A study file as written by the user."""
 
@@ -123,7 +161,10 @@ class StudySpec(_Model):
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
         description="Names the study and its run folder: letters, digits, '.', '_' and '-', 64 at most.",
     )
-    backend: Literal["simulator"] = Field(default="simulator", description="Where trials run.")
+    backend: Literal["simulator", "vllm"] = Field(
+        default="simulator", description="Where trials run: on the embedded simulator, or on a live vLLM server."
+    )
+    server: ServerSpec | None = Field(default=None, description="The server of a live study (backend: vllm).")
     profile: str = Field(
         default="rtx5090-qwen2.5-3b", description="Simulator profile: a shipped name or a profile file (JSON)."
     )
@@ -201,12 +242,7 @@ class StudySpec(_Model):
     @field_validator("time_budget")
     @classmethod
     def _time_budget_parses(cls, value: str | None) -> str | None:
-        if value is not None:
-            try:
-                parse_duration_s(value)
-            except InvalidInput as error:
-                raise ValueError(str(error)) from None
-        return value
+        return None if value is None else _checked_duration(value)
 
     @model_validator(mode="after")
     def _parts_agree(self) -> StudySpec:
@@ -214,6 +250,8 @@ class StudySpec(_Model):
             raise ValueError(
                 f"seed {shared[0]} is both in tuning_seeds and in held_out_seeds; results must come from unseen traces"
             )
+        if (self.backend == "vllm") != (self.server is not None):
+            raise ValueError("backend: vllm and a server: block go together; give both, or neither")
         if "goodput_per_s" in self.objectives and self.limits == LimitsSpec():
             raise ValueError(
                 "goodput_per_s is an objective, but no limit is set under limits: (latency_s, ttft_s, tpot_s)"
@@ -288,6 +326,14 @@ def parse_spec(data: dict[str, Any], origin: str) -> StudySpec:
     except ValidationError as error:
         problems = explain(error, StudySpec, _WORKLOADS)
         raise InvalidInput("\n".join(f"{origin}: {problem}" for problem in problems)) from None
+
+
+def _checked_duration(text: str) -> str:
+    try:
+        parse_duration_s(text)
+    except InvalidInput as error:
+        raise ValueError(str(error)) from None
+    return text
 
 
 def parse_duration_s(text: str) -> float:

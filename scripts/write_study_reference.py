@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from autotune.metrics import METRICS
-from autotune.spec import Heterogeneous, LimitsSpec, RagBursts, StudySpec, TraceFiles
+from autotune.spec import Heterogeneous, LimitsSpec, RagBursts, ServerSpec, StudySpec, TraceFiles
 from ppas_core.sim.profile import profile_names
 from search_spaces.space import Space, preset_names
 
@@ -34,6 +34,7 @@ def render() -> str:
         _section("`workload` with `family: heterogeneous`", Heterogeneous),
         _section("`workload` with `family: files`", TraceFiles),
         _section("`limits`", LimitsSpec),
+        _section("`server`", ServerSpec),
         _section("`space`, when written out or over a preset", Space),
         f"## Names\n- Metrics: {_names(METRICS)}\n- Simulator profiles: {_names(profile_names())}\n"
         f"- Space presets: {_names(preset_names())}\n",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ def describe(trace: Trace) -> dict[str, Any]:
     None with fewer than three requests. load counts requests in equal bins of bin_s seconds from the trace's start.
     """
     arrivals = [request.arrival_s for request in trace.requests]
-    gaps = [later - earlier for earlier, later in zip(arrivals, arrivals[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(arrivals)]
     mean_gap_s = statistics.fmean(gaps) if gaps else 0.0
     shared = _shared_prefix_tokens(trace)
     return {
