@@ -62,7 +62,13 @@ def problems_in_source(scheduler_source: str, request_source: str) -> list[str]:
 
 def require_known_shape(scheduler: type, request: type, version: str) -> None:
     """Raise UnknownVllm where the installed classes lack what the subclass needs."""
-    if found := problems_in_source(inspect.getsource(scheduler), inspect.getsource(request)):
+    source = inspect.getsource(scheduler)
+    if "self.ppas.budgets(" in source:
+        raise UnknownVllm(
+            f"vLLM {version}: its scheduler file carries our patch, which acts by itself; run `ppas patch revert`, or "
+            f"name no scheduler class"
+        )
+    if found := problems_in_source(source, inspect.getsource(request)):
         raise UnknownVllm(
             f"vLLM {version}: P-PAS cannot act in this scheduler: {'; '.join(found)}. Checked versions: "
             f"{', '.join(CHECKED_VERSIONS)}. Use one of them, or switch P-PAS off"

@@ -72,7 +72,7 @@ class PpasMixin:
             or scheduler.num_spec_tokens
             or config.parallel_config.pipeline_parallel_size > 1
         )
-        self._open_rows: deque[tuple[Any, StepRow]] = deque()
+        self._open_rows: deque[tuple[Any, dict[str, Any]]] = deque()  # steps whose output is not back yet
         rank = getattr(config.parallel_config, "data_parallel_rank", 0) or 0
         self._step_log: StepLog | None = None
         if options.step_log is not None:
@@ -180,7 +180,7 @@ class PpasMixin:
         """Stock `shutdown`, after the log and the state are written."""
         if self._step_log is not None:
             while self._open_rows:
-                self._step_log.add(self._open_rows.popleft()[1])
+                self._step_log.add(StepRow(done_s=NAN, **self._open_rows.popleft()[1]))
         if self._reporter is not None:
             self._reporter.close()
         super().shutdown()  # type: ignore[misc]
@@ -229,11 +229,10 @@ class PpasMixin:
         decode_tokens: int = output.total_num_scheduled_tokens - prefill_tokens
         decision = self.ppas_decision
         params = self._control.params
-        row = StepRow(
+        row = dict[str, Any](
             step=self.ppas_step,
             start_s=start_s,
             scheduled_s=time.monotonic(),
-            done_s=NAN,
             settings_version=self._control.version,
             scope="off" if params is None else str(params.scope),
             branch="off" if decision is None else str(decision.branch),
@@ -248,22 +247,22 @@ class PpasMixin:
             prefill_chunks=len(chunks),
             decodes=num_decodes,
             prefill_pairs=pairs,
-            decode_context_tokens=before.decode_context(scheduled, num_decodes) + decode_tokens,
+            decode_context_tokens=before.decode_context(scheduled, num_decodes),
             free_kv_blocks=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
             preemptions=max(0, len(before.running) - len(scheduler.running)),
             dropped_rows=log.dropped,
         )
         if len(self._open_rows) >= 8:  # more than any pipeline depth: outputs that never come back
-            log.add(self._open_rows.popleft()[1])
+            log.add(StepRow(done_s=NAN, **self._open_rows.popleft()[1]))
         self._open_rows.append((output, row))
 
     def _close_row(self, log: StepLog, output: Any, done_s: float) -> None:
         while self._open_rows:
             opened, row = self._open_rows.popleft()
             if opened is output:
-                log.add(row._replace(done_s=done_s))
+                log.add(StepRow(done_s=done_s, **row))
                 return
-            log.add(row)
+            log.add(StepRow(done_s=NAN, **row))
 
 
 class _Before:
@@ -272,10 +271,6 @@ class _Before:
     def __init__(self, running: list[Any], prefills: list[Any]) -> None:
         self.running = running[:]
         self._prefills = prefills
-        self._computed: list[int] = [r.num_computed_tokens for r in running]
-        self._decode_context = sum(self._computed)
-        for request in prefills:
-            self._decode_context -= request.num_computed_tokens
 
     def chunks(self, running: list[Any], scheduled: dict[str, int]) -> list[tuple[int, int]]:
         """(tokens, context before) of each prefill chunk of the step, after it was scheduled."""
@@ -290,13 +285,15 @@ class _Before:
         return chunks
 
     def decode_context(self, scheduled: dict[str, int], num_decodes: int) -> int:
-        """Sum of the computed tokens of the decodes that were scheduled, `num_decodes` of them."""
-        context = self._decode_context
-        if num_decodes == len(self.running) - len(self._prefills):
-            return context
-        for request, computed in zip(self.running, self._computed, strict=True):
-            if request.request_id not in scheduled and computed >= request.num_prompt_tokens:
-                context -= computed
+        """Sum of the contexts, new tokens included, of the `num_decodes` decodes that were scheduled."""
+        context: int = sum([r.num_computed_tokens for r in self.running])  # of a preempted request: 0 by now
+        for request in self._prefills:
+            context -= request.num_computed_tokens
+        if num_decodes < len(self.running) - len(self._prefills):
+            prefills = set(map(id, self._prefills))
+            for request in self.running:
+                if request.request_id not in scheduled and id(request) not in prefills:
+                    context -= request.num_computed_tokens
         return context
 
 

@@ -17,6 +17,7 @@ from ppas_core.sim.profile import DEFAULT_PROFILE, Profile, load_profile  # noqa
 from ppas_core.sim.requests import RequestArrays  # noqa: E402
 from ppas_core.sim.result import BRANCHES, SimResult  # noqa: E402
 from ppas_core.sim.simulate import simulate  # noqa: E402
+from ppas_core.vllm.steplog import read_step_log  # noqa: E402
 
 TRACES_A_FAMILY = int(os.environ.get("PPAS_ORACLE_TRACES", "18"))
 FAMILIES = ("prefill", "prefill-plus", "global", "global-plus", "guard", "static", "stock")
@@ -45,6 +46,36 @@ def test_the_simulator_schedules_random_traces_step_for_step_as_vllm_does(family
         assert Branch.MAX in branches
     if family.endswith("-plus"):
         assert Branch.LARGE_PREFILL in branches
+
+
+@pytest.mark.parametrize("depth", [1, 2], ids=["Scheduler", "AsyncScheduler"])
+def test_the_step_log_of_the_real_scheduler_says_what_the_simulator_logs(depth: int, tmp_path: Path) -> None:
+    preemptions = 0
+    for number in range(15):
+        params, trace, profile = random_case(random.Random(f"log {depth} {number}"), "prefill-plus", depth)
+        path = tmp_path / f"{number}.csv"
+        scheduler = real.build_scheduler(
+            params,
+            asynchronous=depth == 2,
+            num_kv_blocks=profile.num_kv_blocks,
+            additional_config={"ppas": params.to_dict(), "ppas_runtime": {"step_log": str(path)}},
+        )
+        real.replay(scheduler, trace, profile)
+        scheduler.shutdown()
+        frame = read_step_log(path)
+        log = simulate(params, trace, profile, record_steps=True).step_log
+        assert log is not None
+        preemptions += int(frame["preemptions"].sum())
+        assert frame["preemptions"].sum() == log.preemptions.sum()
+        frame = frame[frame["prefill_tokens"] + frame["decode_tokens"] > 0]
+        assert [BRANCHES.index(Branch(name)) for name in frame["branch"]] == log.branch.tolist()
+        for name in (
+            "budget", "running_prefills", "running_decodes", "waiting_prefills", "remaining_running_prefill_tokens",
+            "prefill_tokens", "decode_tokens", "prefill_pairs", "decode_context_tokens", "free_kv_blocks",
+        ):  # fmt: skip
+            assert frame[name].tolist() == getattr(log, name).tolist(), f"{name}, trace {number}: {params}"
+        assert not frame["done_s"].isna().any()
+    assert preemptions >= 3
 
 
 @pytest.mark.live
