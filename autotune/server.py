@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from autotune.replay.run import base_url
 from autotune.serve import DEFAULT_GRACE_S, ServeCommand, serve_command
@@ -54,10 +55,12 @@ class Server:
     _launched: _Launched | None = field(default=None, repr=False)
 
     def ended(self) -> str | None:
-        """None while it runs; else how it ended, with the end of its log. A server given by URL is asked for health."""
+        """None while it runs; else how it ended, with the end of its log. Cheap, and never a request to the server: of
+        one given by URL it is only known whether somebody listens.
+        """
         if self._launched is not None:
             return self._launched.ended()
-        return None if _is_healthy(self.url) else f"the server at {self.url} does not answer"
+        return None if _is_listening(self.url) else f"nobody listens at {self.url} any more"
 
     def stop(self) -> None:
         """Ends a server that the tuner started, and all that it started; a server given by URL goes on."""
@@ -152,13 +155,14 @@ def launch(
     url = f"http://{HOST}:{port}"
     try:
         _wait_until_healthy(launched, url, timeout_s, waiting)
-        facts = read_facts(url, launched.log_text())
+        healthy_s = time.monotonic() - start_s
+        facts = _facts(launched, url)
         if needs_ppas and facts.scheduler is None:
             raise failure(StartFailure.SCHEDULER_NOT_LOADED, "its log names no P-PAS scheduler", launched.tail())
     except BaseException:
         launched.stop()
         raise
-    return Server(url, facts, command.shown(), log, time.monotonic() - start_s, launched)
+    return Server(url, facts, command.shown(), log, healthy_s, launched)
 
 
 def free_port() -> int:
@@ -197,11 +201,33 @@ def _wait_until_healthy(
         time.sleep(_POLL_S)
 
 
+def _facts(launched: _Launched, url: str) -> ServerFacts:
+    try:
+        return read_facts(url, launched.log_text())
+    except OSError as error:
+        kind, line = StartFailure.HUNG, f"it was healthy and then did not answer ({error})"
+        if launched.ended() is not None:
+            kind, line = diagnose(launched.log_text(), launched.exit_code)
+        raise failure(kind, line, launched.tail()) from None
+
+
 def _is_healthy(url: str) -> bool:
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=5) as reply:  # noqa: S310 - base_url checked the scheme
             return bool(reply.status == 200)
     except (OSError, ValueError):
+        return False
+
+
+def _is_listening(url: str) -> bool:
+    parts = urlsplit(url)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    try:
+        with socket.create_connection((parts.hostname or "", port), timeout=5):
+            return True
+    except TimeoutError:
+        return True  # busy, as far as one can tell
+    except OSError:
         return False
 
 

@@ -18,6 +18,7 @@ import sys
 import time
 from array import array
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 
@@ -32,6 +33,8 @@ HEARTBEAT_S: Final = 0.02
 READ_BUFFER_BYTES: Final = 4 * 2**20
 """Above the first event of a 128k-token prompt, which repeats the prompt's ids: reading never waits for the reader."""
 PREPARE_TIMEOUT_S: Final = 5.0
+PRIORITY: Final = -10
+"""As of `nice`; only a privileged user gets it."""
 
 _OUT_OF_CONNECTIONS: Final = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL)
 
@@ -208,11 +211,16 @@ def _bodies(job: dict[str, Any]) -> list[bytes]:
     return bodies
 
 
-def _allow_many_connections() -> None:
-    """Every request in flight has a connection, and the usual soft limit is 1024."""
+def _ask_for_means() -> None:
+    """A connection for every request in flight, where the usual soft limit is 1024; and to run when a request is due,
+    where this user may have that: the client works little, and late."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):  # macOS cannot take an unlimited one; a run that meets it says so
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
+    with contextlib.suppress(OSError):  # Linux weighs sessions first, where it groups by them
+        Path("/proc/self/autogroup").write_text(str(PRIORITY))
 
 
 async def _serve_tuner(job: dict[str, Any], commands: frames.Decoder) -> None:
@@ -247,7 +255,7 @@ def main() -> None:
         for kind, header, _ in commands.feed(data):
             if kind == frames.JOB:
                 job = header
-    _allow_many_connections()
+    _ask_for_means()
     sys.stdout = sys.stderr  # file descriptor 1 carries frames
     asyncio.run(_serve_tuner(job, commands))
 

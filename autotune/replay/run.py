@@ -34,6 +34,7 @@ DEFAULT_TIMEOUT_S: Final = 600.0
 SMALLEST_VOCABULARY: Final = Vocabulary(32_000)
 """Its ids are ordinary tokens of nearly every model that is served."""
 
+_MAX_TIMEOUT_S: Final = 86_400.0
 _POLL_S: Final = 0.2
 _PREPARE_TIMEOUT_S: Final = 600.0
 _SLACK_S: Final = 30.0
@@ -63,8 +64,8 @@ def replay(
     Failed requests are recorded, never raised. Raises InvalidInput for a bad URL, a bad timeout or a missing aiohttp,
     and NoResult when the client process broke.
     """
-    if not timeout_s > 0:
-        raise InvalidInput(f"timeout_s is {timeout_s!r}; allowed: a number of seconds above 0")
+    if not 0 < timeout_s <= _MAX_TIMEOUT_S:
+        raise InvalidInput(f"timeout_s is {timeout_s!r}; allowed: seconds above 0, at most {_MAX_TIMEOUT_S:g} (a day)")
     base = base_url(url)
     if importlib.util.find_spec("aiohttp") is None:
         raise InvalidInput("a live replay needs aiohttp: pip install 'ppas-autotune[live]'")
@@ -162,7 +163,8 @@ class _Run:
         stdin.write(frames.encode(frames.JOB, job))
         stdin.flush()
         decoder = frames.Decoder()
-        deadline = time.monotonic() + _PREPARE_TIMEOUT_S
+        asked = time.monotonic()
+        deadline = asked + _PREPARE_TIMEOUT_S
         with selectors.DefaultSelector() as selector:
             selector.register(stdout, selectors.EVENT_READ)
             while not self._finished:
@@ -174,11 +176,13 @@ class _Run:
                         if frame[0] == frames.STARTED:
                             deadline = time.monotonic() + self.at_most_s + _SLACK_S
                         self._take(frame)
-                if self.stopped is None and (reason := self.stop()) is not None:
-                    self.stopped = reason
-                    deadline = time.monotonic() + _SLACK_S
-                    stdin.write(frames.encode(frames.STOP))
-                    stdin.flush()
+                if self.stopped is None and time.monotonic() - asked >= _POLL_S:
+                    asked = time.monotonic()
+                    if (reason := self.stop()) is not None:
+                        self.stopped = reason
+                        deadline = time.monotonic() + _SLACK_S
+                        stdin.write(frames.encode(frames.STOP))
+                        stdin.flush()
                 if time.monotonic() > deadline:
                     raise NoResult(
                         f"the replay client did not finish in time, with {len(self.answers)} of {self.requests} "

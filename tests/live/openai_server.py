@@ -1,8 +1,8 @@
 """A real HTTP server that streams completions as vLLM does, with faults on demand. Standard library alone.
 
 `python openai_server.py '{"gap_s": 0.01, "faults": {"101": "cut"}}'` prints its port and serves on loopback. A fault
-belongs to the requests with that prompt length, so that a test knows which of its requests meet it. `log` in the reply
-of GET /seen: what every request asked for.
+belongs to the requests with that prompt length, so that a test knows which of its requests meet it. GET /seen tells
+what every request asked for and when it came.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import asyncio
 import hashlib
 import json
 import sys
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,13 +47,14 @@ class Server:
     async def connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
+            came_s = time.perf_counter()
             method, path, _ = head.split(" ", 2)
             length = next(
                 (int(line[15:]) for line in head.lower().split("\r\n") if line.startswith("content-length:")), 0
             )
             body = await reader.readexactly(length)
             if path == "/v1/completions" and method == "POST":
-                await self.complete(json.loads(body), head, writer)
+                await self.complete(json.loads(body), head, came_s, writer)
             elif path == "/v1/models":
                 answer(writer, 200, {"data": [{"id": "tiny", "max_model_len": 131072}]})
             elif path == "/seen":
@@ -65,7 +67,7 @@ class Server:
         finally:
             writer.close()
 
-    async def complete(self, request: dict[str, Any], head: str, writer: asyncio.StreamWriter) -> None:
+    async def complete(self, request: dict[str, Any], head: str, came_s: float, writer: asyncio.StreamWriter) -> None:
         prompt, tokens = request["prompt"], request["max_tokens"]
         fault = self.behaviour.faults.get(str(len(prompt)), "")
         digest = hashlib.sha256(json.dumps(prompt).encode()).hexdigest()
@@ -75,6 +77,7 @@ class Server:
                 "prompt": len(prompt),
                 "digest": digest,
                 "head": prompt[:32],
+                "came_s": came_s,
                 "key": "bearer abc" in head.lower(),
             }
         )
@@ -84,7 +87,8 @@ class Server:
             return writer.transport.abort()
         if fault == "hang":
             await asyncio.sleep(3600)
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
+        head_lines = (b"Content-Type: text/event-stream", b"Transfer-Encoding: chunked", b"Connection: close")
+        writer.write(b"\r\n".join((b"HTTP/1.1 200 OK", *head_lines, b"", b"")))
         await asyncio.sleep(self.behaviour.first_s)
         await self.stream(fault, prompt, tokens, writer)
         return None

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from traffic import children, is_gone, wait_until
 
+from autotune import server_facts
 from autotune.serve import ServeCommand
 from autotune.server import Server, existing_server, free_port, launch, start_server
 from autotune.server_facts import cache_config
@@ -42,6 +43,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         if behaviour == "stop answering":
             os.kill(os.getpid(), signal.SIGSTOP)
+            time.sleep(5)
+        if behaviour == "healthy, then silent" and self.path != "/health":
+            time.sleep(60)
         self.send_response(200 if self.path in PAGES else 404)
         self.end_headers()
         self.wfile.write(PAGES.get(self.path, "").encode())
@@ -100,12 +104,30 @@ def test_a_server_that_does_not_listen_is_killed_after_its_grace(tmp_path: Path,
     assert_nothing_stays(tmp_path)
 
 
+def test_a_server_that_falls_silent_right_after_its_health_is_a_failed_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_facts, "_TIMEOUT_S", 0.5)
+    with pytest.raises(ServerFailed, match="it was healthy and then did not answer"):
+        start(tmp_path, "healthy, then silent")
+    assert_nothing_stays(tmp_path)
+
+
 def test_a_server_that_never_gets_healthy_is_ended_and_shows_its_log(tmp_path: Path) -> None:
     told: list[float] = []
     with pytest.raises(ServerFailed, match="give it more time"):
         start(tmp_path, "hang", timeout_s=2.0, waiting=lambda waited_s, line: told.append(waited_s))
     assert told
     assert_nothing_stays(tmp_path)
+
+
+def test_a_server_given_by_url_goes_on_when_we_are_done_with_it_and_is_missed_when_it_ends(tmp_path: Path) -> None:
+    with start(tmp_path) as owned:
+        given = existing_server(owned.url)
+        assert given.ended() is None
+        given.stop()
+        assert owned.ended() is None
+    assert "nobody listens" in (given.ended() or "")
 
 
 def test_a_server_killed_while_it_serves_is_noticed_with_its_log_and_takes_its_helper_along(tmp_path: Path) -> None:
