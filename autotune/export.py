@@ -181,6 +181,12 @@ def _origin_lines(results: StudyResults, setting: Setting, params: PolicyParams)
     ]
 
 
+def write_vllm_config(params: PolicyParams, path: Path) -> Path:
+    """Writes `params` alone as a file for `vllm serve --config`, and returns its path."""
+    write_atomically(path, _vllm_yaml(params, ["Made by ppas-autotune to check an export."]).encode())
+    return path
+
+
 def _vllm_yaml(params: PolicyParams, origin: Iterable[str]) -> str:
     body: dict[str, Any] = {"max-num-batched-tokens": params.b_max, "max-num-seqs": params.max_num_seqs}
     use = "A static budget needs no scheduler of ours: vllm serve MODEL --config vllm.yaml"

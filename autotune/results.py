@@ -150,6 +150,27 @@ class NoiseInfo(_Model):
     num_traces: int
 
 
+class DriftPoint(_Model):
+    """The reference measured again after so many trials: change of its preferred objective; None with the reason."""
+
+    after_trial: int
+    change_pct: float | None
+    reason: str | None
+
+
+class ColdCheck(_Model):
+    """The exported setting on a server started cold with the exported file, against its hot measurements.
+
+    change_pct: of the metric, cold against hot, positive is slower; None when it could not be measured.
+    reason: in words.
+    """
+
+    metric: str
+    num_traces: int
+    change_pct: float | None
+    reason: str
+
+
 class Landscape(_Model):
     """The preferred objective over a plane of the space, other knobs as in the pick.
 
@@ -185,6 +206,7 @@ class StudyResults(_Model):
     importance: metric name to dimension name to share, summing to 1; with the method's name.
     hypervolume: arm name (`search`, `random`) to the hypervolume of the front after each of its trials.
     noise: the A/A measurement, one entry per preferred metric; empty where measurements do not vary.
+    drift: the reference re-measured during the search. cold: the export on a cold server; None for a simulated study.
     not_identified: knobs whose branch never fired on the traces, with the reason; their defaults are exported.
     provenance: profile or server, versions, seeds, command line, digests.
     """
@@ -213,6 +235,8 @@ class StudyResults(_Model):
     not_identified: dict[str, str]
     warnings: list[str]
     noise: list[NoiseInfo] = []
+    drift: list[DriftPoint] = []
+    cold: ColdCheck | None = None
     provenance: dict[str, Any]
 
     def save(self, path: Path) -> None:

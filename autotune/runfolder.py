@@ -3,6 +3,7 @@
     RUN/  study.yaml (as resolved)  identity.json  study.db  traces/
           trials/<n>/  references/<label>/  random/<n>/    settings.json, metrics.json, requests.parquet each
           finalists/<role>/  results.json  report.html  export/  manifest.json (digests)
+          servers/    logs, step logs and facts of a live study
 
 A new folder is filled beside its final place and renamed, so it exists whole or not at all. One process at a time works
 in it: a lock on it is held until the process ends, however it ends.
@@ -20,6 +21,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import pandas as pd
+
+from autotune.plan import Plan
 from autotune.records import Replay, request_table
 from autotune.spec import StudySpec, load_spec
 from autotune.study import Outcome
@@ -54,9 +58,7 @@ class RunFolder:
         target.mkdir(parents=True, exist_ok=True)
         _write_json(target / "settings.json", params.to_dict())
         if replays:
-            temporary = target / "requests.parquet.tmp"
-            request_table(replays).to_parquet(temporary, index=False)
-            temporary.replace(target / "requests.parquet")
+            self.save_requests(folder, replays)
         _write_json(
             target / "metrics.json",
             {
@@ -67,6 +69,29 @@ class RunFolder:
                 "reason": outcome.reason,
             },
         )
+
+    def save_requests(self, folder: str, replays: Sequence[Replay]) -> None:
+        """Keeps every request of `replays`, and the engine's steps where they are known, as Parquet under `folder`."""
+        target = self.path / folder
+        target.mkdir(parents=True, exist_ok=True)
+        _write_parquet(request_table(replays), target / "requests.parquet")
+        steps = [replay.steps.assign(trace=replay.trace_name) for replay in replays if replay.steps is not None]
+        if steps:
+            _write_parquet(pd.concat(steps, ignore_index=True), target / "steps.parquet")
+
+    def copy_trial(self, source: str, folder: str) -> None:
+        """Has `folder` hold what `source` holds."""
+        shutil.copytree(self.path / source, self.path / folder, dirs_exist_ok=True)
+
+    def load_trial(self, folder: str, params: PolicyParams) -> Outcome | None:
+        """What `save_trial` kept of this setting under `folder`; None where it kept nothing, or of another setting."""
+        target = self.path / folder
+        try:
+            settings = json.loads((target / "settings.json").read_text(encoding="utf-8"))
+            measured = json.loads((target / "metrics.json").read_text(encoding="utf-8"))
+            return Outcome(**measured) if settings == params.to_dict() else None
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
 
     def write_manifest(self) -> None:
         """Digests of everything a reader may want to check, except the database."""
@@ -92,16 +117,16 @@ def identity(spec: StudySpec, traces: Sequence[Trace], measured_on: dict[str, An
 
 
 @contextlib.contextmanager
-def open_run(path: Path, spec: StudySpec, traces: Sequence[Trace], measured_on: dict[str, Any]) -> Iterator[RunFolder]:
-    """The run folder at `path` for this study, new or continued, locked for as long as the context lasts.
+def open_run(path: Path, plan: Plan) -> Iterator[RunFolder]:
+    """The run folder at `path` for this plan, new or continued, locked for as long as the context lasts.
 
     Raises InvalidInput, touching nothing, when `path` holds something else or another study, or is in use.
     """
-    wanted = identity(spec, traces, measured_on)
+    wanted = identity(plan.spec, [*plan.tuning, *plan.held_out], plan.evaluator.identity())
     if path.exists():
         _check_same_study(path, wanted)
     else:
-        _create(path, spec, traces, wanted)
+        _create(path, plan, wanted)
     with (path / ".lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -109,7 +134,7 @@ def open_run(path: Path, spec: StudySpec, traces: Sequence[Trace], measured_on: 
             raise InvalidInput(
                 f"{path}: another ppas process is working in this run folder; wait for it, or stop it"
             ) from None
-        write_atomically(path / "study.yaml", spec.to_yaml().encode())
+        write_atomically(path / "study.yaml", plan.resolved_spec().to_yaml().encode())
         yield RunFolder(path)
 
 
@@ -125,15 +150,17 @@ def folder_name(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", label).strip("-")
 
 
-def _create(path: Path, spec: StudySpec, traces: Sequence[Trace], wanted: dict[str, Any]) -> None:
+def _create(path: Path, plan: Plan, wanted: dict[str, Any]) -> None:
     unfinished = path.with_name(f".{path.name}.tmp")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         unfinished.mkdir(parents=True)
-        write_atomically(unfinished / "study.yaml", spec.to_yaml().encode())
+        write_atomically(unfinished / "study.yaml", plan.resolved_spec().to_yaml().encode())
         _write_json(unfinished / "identity.json", wanted)
-        for trace in traces:
-            write_trace(trace, unfinished / "traces" / f"{folder_name(trace.name)}.jsonl")
+        for name, trace in plan.trace_files().items():
+            write_trace(trace, unfinished / "traces" / name)
+        if plan.profile_file is not None:
+            write_atomically(unfinished / "profile.json", plan.profile_file.read_bytes())
         unfinished.rename(path)
     except OSError as error:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -168,3 +195,9 @@ def _difference(part: str, found: object, wanted: object) -> str:
 
 def _write_json(path: Path, data: Any) -> None:
     write_atomically(path, json.dumps(data, indent=1, ensure_ascii=False).encode() + b"\n")
+
+
+def _write_parquet(table: pd.DataFrame, path: Path) -> None:
+    temporary = path.with_name(f"{path.name}.tmp")
+    table.to_parquet(temporary, index=False)
+    temporary.replace(path)

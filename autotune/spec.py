@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from autotune import choose, metrics
 from autotune.metrics import Limits
@@ -123,7 +123,7 @@ class ServerSpec(_Model):
     flags: tuple[str, ...] = Field(
         default=(), description="Further `vllm serve` flags, one word an entry; the budget and max_num_seqs are added."
     )
-    environment: dict[str, str] = Field(
+    environment: dict[str, SecretStr] = Field(
         default={}, description="Environment variables of the server. Only their names appear in results."
     )
     wrapper: tuple[str, ...] = Field(default=(), description="A command before the server's, such as a profiler.")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from autotune.plan import make_plan
 from autotune.spec import load_spec
-from autotune.tune import make_plan
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))

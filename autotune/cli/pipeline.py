@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from autotune import aggregate, choose
 from autotune.export import write_export
+from autotune.plan import Plan, make_plan
 from autotune.progress import Progress
+from autotune.records import Origin
 from autotune.results import Setting, StudyResults
 from autotune.runfolder import RunFolder
 from autotune.spec import StudySpec
-from autotune.tune import Plan, make_plan, tune
+from autotune.tune import tune
 from ppas_core.policy import PolicyParams
 from reports.html import write_report
 
@@ -21,7 +24,7 @@ def run_study(spec: StudySpec, path: Path, *, base: Path, progress: Progress) ->
     results = tune(plan, path, progress)
     run = RunFolder(path)
     progress.begin("Writing report and export", 2)
-    write_export(results, run.export, cost=_Cost(plan, results.exported))
+    write_export(results, run.export, cost=_cost(plan, results.exported))
     progress.advance()
     write_report(results, run.report)
     progress.advance()
@@ -33,7 +36,12 @@ def run_study(spec: StudySpec, path: Path, *, base: Path, progress: Progress) ->
 def write_exports(results: StudyResults, run: RunFolder, output: Path, setting: Setting | None) -> tuple[Path, ...]:
     """The export of a finished study, or of another `setting` of it, made again from its run folder."""
     plan = make_plan(run.spec(), run.path)
-    return write_export(results, output, setting=setting, cost=_Cost(plan, setting or results.exported))
+    return write_export(results, output, setting=setting, cost=_cost(plan, setting or results.exported))
+
+
+def _cost(plan: Plan, setting: Setting) -> Callable[[PolicyParams], float] | None:
+    """None for a live study: what a setting would cost there, only a measurement could tell."""
+    return _Cost(plan, setting) if plan.evaluator.origin is Origin.SIMULATED else None
 
 
 class _Cost:

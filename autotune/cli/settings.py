@@ -134,9 +134,9 @@ def _bench(study: Path | None, trace_files: list[Path] | None, profile: str | No
     if profile is not None:
         spec = spec.model_copy(update={"profile": profile_option(profile)})
     traces = [read_trace(path) for path in trace_files] if trace_files else spec.build_traces(base)[1]
-    from autotune.tune import evaluator_for  # loads numba, after the input was read
+    from autotune.plan import simulated_evaluator  # loads numba, after the input was read
 
-    evaluator = evaluator_for(spec, base)
+    evaluator = simulated_evaluator(spec, base)
     for trace in traces:
         evaluator.check(trace)
     return _Bench(spec, evaluator, traces, spec.profile)

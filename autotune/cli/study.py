@@ -120,7 +120,7 @@ def export(
 
 def _override(spec: StudySpec, origin: str, options: dict[str, Any]) -> StudySpec:
     given = {key: value for key, value in options.items() if value is not None}
-    return parse_spec({**spec.model_dump(mode="json"), **given}, f"{origin} with the command's options")
+    return parse_spec({**spec.model_dump(), **given}, f"{origin} with the command's options")
 
 
 def _summary(results: StudyResults, path: Path) -> dict[str, Any]:

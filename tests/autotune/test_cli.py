@@ -15,8 +15,9 @@ from small_study import small, write_study
 from typer.testing import CliRunner
 
 from autotune.cli import app
+from autotune.plan import make_plan
 from autotune.results import StudyResults
-from autotune.tune import make_plan, tune
+from autotune.tune import tune
 from ppas_core.errors import InvalidInput
 
 

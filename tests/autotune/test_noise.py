@@ -11,8 +11,9 @@ from small_study import small
 from autotune import choose, stats
 from autotune.evaluate import SimulatedEvaluator
 from autotune.noise import noise_floor
+from autotune.plan import make_plan
 from autotune.records import Origin, Replay
-from autotune.tune import make_plan, tune
+from autotune.tune import tune
 from ppas_core.defaults import published
 from ppas_core.errors import InvalidInput
 from ppas_core.sim.profile import load_profile

@@ -9,11 +9,12 @@ import pandas as pd
 import pytest
 from small_study import small
 
-from autotune import tune as tuning
+from autotune.evaluate import SimulatedEvaluator
+from autotune.plan import Plan, make_plan
 from autotune.records import Replay
 from autotune.results import StudyResults
 from autotune.study import Outcome, Search
-from autotune.tune import Plan, make_plan, tune
+from autotune.tune import tune
 from ppas_core.defaults import published
 from ppas_core.errors import NoResult
 from ppas_core.policy import PolicyParams
@@ -210,7 +211,7 @@ def test_a_reference_that_cannot_be_measured_ends_the_study_at_once(
     def dead(*_: object) -> Replay:
         raise NoResult("the server died")
 
-    monkeypatch.setattr(tuning.SimulatedEvaluator, "replay", dead)
+    monkeypatch.setattr(SimulatedEvaluator, "replay", dead)
     with pytest.raises(NoResult, match="the reference 2/16384/2048 prefill cannot be measured: the server died"):
         tune(make_plan(small()), tmp_path / "run")
 

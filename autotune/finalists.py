@@ -1,0 +1,114 @@
+"""The finalists on held-out traces: interleaved, paired per request, and the pick once more on a cold server."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from autotune import aggregate, metrics
+from autotune.compare import compare_settings
+from autotune.export import write_vllm_config
+from autotune.live import LiveEvaluator
+from autotune.measure import Measurement
+from autotune.plan import static_like
+from autotune.records import Replay
+from autotune.results import ColdCheck, Comparison
+from ppas_core.errors import NoResult, PpasError
+from ppas_core.policy import PolicyParams
+
+_COLD_TRACES = 4
+"""Held-out traces replayed on the cold server; it costs a start and need not be precise."""
+
+
+def replay_held_out(study: Measurement, finalists: dict[str, PolicyParams]) -> dict[str, list[Replay]]:
+    """Role to replays on the held-out traces, in their order.
+
+    The finalists take turns on every trace, forwards on one and backwards on the next (A B B A), so that a slow drift
+    of the machine hits all alike. A simulated study also replays every static budget, for the picture.
+    Raises NoResult when a finalist cannot be measured there.
+    """
+    plan, progress = study.plan, study.progress
+    roles = list(finalists)
+    replays: dict[str, list[Replay]] = {role: [] for role in roles}
+    others = _other_statics(study, finalists) if not isinstance(plan.evaluator, LiveEvaluator) else []
+    progress.begin("Replaying held-out traces", len(plan.held_out) * len(roles) + len(others))
+    measured: dict[tuple[PolicyParams, str], Replay] = {}
+    for number, trace in enumerate(plan.held_out):
+        for role in roles if number % 2 == 0 else roles[::-1]:
+            key = (finalists[role], trace.digest)
+            if key not in measured:  # two roles may name the same setting
+                measured[key] = plan.evaluator.replay(finalists[role], trace)
+            replays[role].append(measured[key])
+            progress.advance(f"{role}, {trace.name}")
+    for params in others:
+        with contextlib.suppress(PpasError):  # it is there for the picture only; the search recorded why it fails
+            replays[params.label()] = [plan.evaluator.replay(params, trace) for trace in plan.held_out]
+        progress.advance(params.label())
+    progress.end()
+    for role, found in replays.items():
+        study.run.save_requests(f"finalists/{role}", found)
+    return replays
+
+
+def compare_finalists(study: Measurement, held_out: dict[str, list[Replay]]) -> list[Comparison]:
+    """The pick against the reference and the best static budget, and these two; the runner-up against the reference."""
+    reference = study.plan.reference_role
+    pairs = [("tuned", reference), ("tuned", "best static"), (reference, "best static")]
+    if "runner-up" in held_out:
+        pairs.append(("runner-up", reference))
+    asked_pct = max([study.plan.spec.min_gain_pct, *(noise.visible_held_out_pct for noise in study.noise)])
+    study.progress.begin("Comparing on held-out traces", len(pairs))
+    comparisons = []
+    for candidate, against in pairs:
+        comparisons.append(
+            compare_settings(
+                (candidate, held_out[candidate]),
+                (against, held_out[against]),
+                study.plan.spec,
+                study.preferred,
+                min_gain_pct=asked_pct,
+            )
+        )
+        study.progress.advance(f"{candidate} against {against}")
+    study.progress.end()
+    return comparisons
+
+
+def check_cold(study: Measurement, exported: PolicyParams, hot: Sequence[Replay]) -> ColdCheck | None:
+    """The exported setting on a server started with exactly the exported file, against its hot measurements.
+
+    hot: its replays on the held-out traces. None for a simulated study, where there is nothing to start.
+    """
+    evaluator, plan = study.plan.evaluator, study.plan
+    if not isinstance(evaluator, LiveEvaluator):
+        return None
+    config = write_vllm_config(exported, study.run.path / "servers" / "exported.yaml")
+    traces = plan.held_out[:_COLD_TRACES]
+    metric = study.preferred[0]
+    study.progress.begin("Checking the export on a cold server", len(traces))
+    cold: list[Replay] = []
+    try:
+        with evaluator.cold(config) as replay:
+            for trace in traces:
+                cold.append(replay(exported, trace))
+                study.progress.advance(trace.name)
+        study.run.save_requests("finalists/cold", cold)
+        means = [aggregate.regime_means(side, [metric], study.limits) for side in (cold, hot[: len(traces)])]
+        change = aggregate.objective(metric, means[0], means[1]) - 1
+    except NoResult as error:
+        return ColdCheck(metric=metric, num_traces=len(cold), change_pct=None, reason=str(error))
+    finally:
+        study.progress.end()
+    label = metrics.metric(metric).label
+    return ColdCheck(
+        metric=metric,
+        num_traces=len(traces),
+        change_pct=100 * change,
+        reason=f"{label} on the cold server is {abs(100 * change):.1f} % {'above' if change > 0 else 'below'} hot",
+    )
+
+
+def _other_statics(study: Measurement, finalists: dict[str, PolicyParams]) -> list[PolicyParams]:
+    plan = study.plan
+    budgets = [static_like(plan.reference, budget) for budget in plan.spec.static_budgets]
+    return [params for params in budgets if params.b_max != finalists["best static"].b_max]
