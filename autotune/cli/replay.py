@@ -71,16 +71,20 @@ def replay(
     if model is None and facts.model is None:
         raise InvalidInput(f"the server at {url} names no model; give --model")
     progress: Progress = Silent() if quiet else console.Bar()
-    outcome = run_replay(
-        url,
-        planned,
-        model=model or facts.model or "",
-        cache_salt=cache_salt if cache_salt is not None else uuid.uuid4().hex,
-        timeout_s=timeout,
-        vocabulary=vocabulary,
-        api_key=api_key,
-        progress=progress,
-    )
+    try:
+        outcome = run_replay(
+            url,
+            planned,
+            model=model or facts.model or "",
+            cache_salt=cache_salt if cache_salt is not None else uuid.uuid4().hex,
+            timeout_s=timeout,
+            vocabulary=vocabulary,
+            api_key=api_key,
+            progress=progress,
+        )
+    except KeyboardInterrupt:
+        console.err.print("Interrupted: an unfinished replay is no measurement, so nothing of it is kept.")
+        raise typer.Exit(console.INTERRUPTED) from None
     if json_output:
         console.print_json(_summary(outcome, facts))
     else:

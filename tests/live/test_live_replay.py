@@ -50,7 +50,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     (folder / "model" / "config.json").write_text(json.dumps(MODEL))
     environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with start_server(
-        str(folder / "model"), log=folder / "server.log", flags=FLAGS, environment=environment, needs_ppas=True
+        str(folder / "model"),
+        log=folder / "server.log",
+        flags=FLAGS,
+        environment=environment,
+        wrapper=("env", "PPAS_TEST_WRAPPED=1"),
+        needs_ppas=True,
     ) as started:
         yield started
 
@@ -67,10 +72,11 @@ def test_the_server_says_what_it_runs_with(server: Server) -> None:
     assert facts.kv_blocks is not None
     assert facts.kv_blocks > 256
     assert facts.scheduler in ("AsyncPpasScheduler", "SyncPpasScheduler")
-    assert facts.settings == POLICY.label()
+    assert (facts.settings or "").startswith("2/1024/128 prefill")
     assert facts.flags["max_num_seqs"] == 8
     assert facts.cache["enable_prefix_caching"] == "True"
     assert server.start_s is not None
+    assert " env PPAS_TEST_WRAPPED=1 " in (server.command or "")
     assert server.ended() is None
 
 

@@ -1,14 +1,18 @@
 """`ppas replay` as a user runs it."""
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from traffic import trace
+from traffic import children, is_gone, trace, wait_until
+from typer.testing import CliRunner
 
+from autotune.cli import app
 from autotune.replay.records_file import read_records
 from traces.format import Trace, TraceRequest, write_trace
 
@@ -63,6 +67,21 @@ def test_a_disk_that_cannot_take_the_records_costs_the_file_and_not_the_summary(
     assert "cannot be written" in done.stderr
 
 
+def test_ctrl_c_ends_it_with_its_own_exit_code_and_no_client_stays(serve: Serve, file: Path) -> None:
+    url = serve(faults={"11": "hang"})
+    command = [sys.executable, "-m", "autotune.entry", "replay", "--url", url, "--trace", str(file)]
+    running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: children(running.pid, "autotune.replay.client"), 30)
+    (client,) = children(running.pid, "autotune.replay.client")
+    time.sleep(0.5)
+    running.send_signal(signal.SIGINT)
+    _, said = running.communicate(timeout=20)
+    assert running.returncode == 130
+    assert "nothing of it is kept" in said
+    assert "Traceback" not in said
+    wait_until(lambda: is_gone(client), 5)
+
+
 def test_bad_input_is_one_message_and_exit_code_two(serve: Serve, file: Path, tmp_path: Path) -> None:
     write_trace(Trace("long", (TraceRequest(0.0, 131_072, 1),)), tmp_path / "long.jsonl")
     url = serve()
@@ -74,7 +93,7 @@ def test_bad_input_is_one_message_and_exit_code_two(serve: Serve, file: Path, tm
         (("--url", url, "--trace", file, "--vocab-size", 10), "at least 16 are needed"),
         (("--url", url, "--trace", file, "--timeout", 0), "timeout_s is 0"),
     ):
-        done = ppas(*arguments)
-        assert done.returncode == 2, (arguments, done.stdout, done.stderr)
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr
+        done = CliRunner().invoke(app, ["replay", *map(str, arguments)])
+        assert done.exit_code == 2, (arguments, done.output)
+        assert message in done.output
+        assert done.output.count("error:") == 1
