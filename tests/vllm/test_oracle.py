@@ -19,7 +19,8 @@ from ppas_core.sim.result import BRANCHES, SimResult  # noqa: E402
 from ppas_core.sim.simulate import simulate  # noqa: E402
 from ppas_core.vllm.steplog import read_step_log  # noqa: E402
 
-TRACES_A_FAMILY = int(os.environ.get("PPAS_ORACLE_TRACES", "18"))
+FULL_SIZE = 18  # traces a family: 252 in all
+TRACES_A_FAMILY = int(os.environ.get("PPAS_ORACLE_TRACES", FULL_SIZE))
 FAMILIES = ("prefill", "prefill-plus", "global", "global-plus", "guard", "static", "stock")
 OTHER_VERSION = "0.32.0"
 
@@ -39,6 +40,8 @@ def test_the_simulator_schedules_random_traces_step_for_step_as_vllm_does(family
         assert_same(replayed, simulated, f"{family}, depth {depth}, trace {number}: {params}")
         preemptions += int(simulated.preemptions.sum())
         branches |= {branch for branch, count in simulated.steps.branch_steps.items() if count}
+    if TRACES_A_FAMILY < FULL_SIZE:
+        return
     # The family reached what it stands for; otherwise the comparison says less than it seems to.
     assert preemptions >= 3
     if family not in ("static", "stock"):
