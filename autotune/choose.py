@@ -15,7 +15,7 @@ from typing import Final
 from autotune import aggregate, metrics
 from autotune.records import Origin
 from autotune.results import Verdict
-from autotune.stats import PairedComparison
+from autotune.stats import Interval, PairedComparison
 from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.policy import Branch, PolicyParams
 
@@ -104,9 +104,10 @@ def choose(
 def settle(
     pick: PolicyParams, branch_steps: Mapping[str, int], reference: PolicyParams
 ) -> tuple[PolicyParams, dict[str, str]]:
-    """Gives knobs whose branch never fired their default back: (setting, knob to reason).
+    """The pick with the reference's values for knobs whose branch never fired, and those knobs with the reason.
 
-    A knob that no step exercised is not identified by these traces; whatever value the search drew for it is chance.
+    A knob that no step exercised is not identified by these traces: whatever value the search drew for it is chance.
+    The reference's value may act where the pick's did not, so the caller measures the result before taking it.
     """
     if pick.is_static or pick == reference:
         return pick, {}
@@ -121,6 +122,19 @@ def settle(
             reasons["b_cap"] = "no step of the tuning traces was capped"
             settled = replace(settled, b_cap=reference.b_cap)
     return settled, reasons
+
+
+def exported_role(against_reference: Verdict, against_static: Verdict, reference_against_static: Verdict) -> str:
+    """Which finalist is exported: `tuned`, `best static` or `reference`, from the held-out verdicts on these pairs.
+
+    The pick only when it is clearly better than the reference and no static budget is clearly better than it. A static
+    budget that is clearly better than the reference is the better advice then. Without a clear winner, the reference.
+    """
+    if against_reference == "better" and against_static != "worse":
+        return "tuned"
+    if reference_against_static == "worse" or (against_reference == "better" and against_static == "worse"):
+        return "best static"
+    return "reference"
 
 
 def verdict(comparison: PairedComparison, preferred: Sequence[str], *, min_gain_pct: float) -> Verdict:
@@ -146,10 +160,7 @@ def sentence(
 ) -> str:
     """The verdict in words, with the effect, its interval and what it rests on; says so when that is simulated."""
     effects = "; ".join(
-        f"{metrics.metric(name).label} {_change(comparison.overall[name].value)} "
-        f"({comparison.confidence:.0%} interval {comparison.overall[name].low:+.1f} to "
-        f"{comparison.overall[name].high:+.1f} %)"
-        for name in preferred
+        f"{metrics.metric(name).label} {change(comparison.overall[name], comparison.confidence)}" for name in preferred
     )
     head = {
         "better": f"{candidate} is better than {reference}",
@@ -158,13 +169,38 @@ def sentence(
         "inconclusive": f"{candidate} against {reference} is inconclusive",
     }[found]
     return (
-        f"{head}: {effects}, over {comparison.num_traces} {origin} held-out traces with {comparison.num_requests} "
-        f"requests, {comparison.share_faster.value:.0%} of them faster and {comparison.share_slower:.0%} slower."
+        f"{head}: {effects}, over {_count(comparison.num_traces, f'{origin} held-out trace')} with "
+        f"{_count(comparison.num_requests, 'request')}. End to end, {comparison.share_faster.value:.0%} of the requests "
+        f"are faster and {comparison.share_slower:.0%} slower."
     )
 
 
-def _change(improvement_pct: float) -> str:
-    return f"{abs(improvement_pct):.1f} % {'better' if improvement_pct >= 0 else 'worse'}"
+def change(effect: Interval, confidence: float) -> str:
+    """An effect in words, such as `1.7 % better (95% interval 1.0 to 2.4 %)`; signs only where the interval spans 0."""
+    word = "better" if effect.value >= 0 else "worse"
+    low, high = (effect.low, effect.high) if effect.value >= 0 else (-effect.high, -effect.low)
+    span = f"{low:.1f} to {high:.1f} %" if low >= 0 else f"{low:+.1f} to {high:+.1f} %"
+    return f"{abs(effect.value):.1f} % {word} ({confidence:.0%} interval {span})"
+
+
+def costs(comparison: PairedComparison, preferred: Sequence[str]) -> list[str]:
+    """What the setting pays for its gain: metrics that are clearly worse, and regimes where a preferred one is."""
+    found = [
+        f"{metrics.metric(name).label} {change(effect, comparison.confidence)}"
+        for name, effect in comparison.overall.items()
+        if effect.high < 0
+    ]
+    found += [
+        f"regime {regime}: {metrics.metric(name).label} {change(effects[name], comparison.confidence)}"
+        for regime, effects in comparison.regimes.items()
+        for name in preferred
+        if effects[name].high < 0
+    ]
+    return found
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _harmed(

@@ -58,6 +58,7 @@ def compare_settings(
         confidence=paired.confidence,
         verdict=verdict,
         sentence=sentence,
+        costs=choose.costs(paired, preferred),
     )
 
 

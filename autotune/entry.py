@@ -20,6 +20,8 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
+    except KeyboardInterrupt:  # the imports take a second
+        sys.exit(130)
     app()
 
 

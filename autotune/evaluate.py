@@ -116,8 +116,8 @@ class SimulatedEvaluator:
         }
         measured = self.profile.fit.get("measured_range", {})
         return [
-            f"{name.replace('_', ' ')} from {min(values)} to {max(values)} were simulated, but profile "
-            f"{self.profile.name} was fitted on {measured[name][0]} to {measured[name][1]}: confirm on a live server"
+            f"{name.replace('_', ' ')} {_span(min(values), max(values))} simulated, but profile {self.profile.name} was "
+            f"fitted on {_span(*measured[name])} only: confirm on a live server"
             for name, values in asked.items()
             if name in measured and (min(values) < measured[name][0] or max(values) > measured[name][1])
         ]
@@ -187,3 +187,7 @@ def _records(trace: Trace, requests: RequestArrays, result: SimResult) -> Reques
         chunk_tokens=np.ones(len(result.token_time_s), dtype=np.int64),
         chunk_offsets=np.concatenate(([0], np.cumsum(requests.output_tokens))),
     )
+
+
+def _span(low: int, high: int) -> str:
+    return f"{low}" if low == high else f"{low} to {high}"

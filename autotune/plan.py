@@ -57,7 +57,7 @@ class Plan:
     @property
     def reference_role(self) -> str:
         """What the reference is called in results."""
-        return "paper default" if self.reference in defaults.PUBLISHED.values() else "reference"
+        return "paper default" if self.reference == defaults.published("ppas") else "reference"
 
     def trace_files(self) -> dict[str, Trace]:
         """File name in the run folder to trace: tuning traces first."""

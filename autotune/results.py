@@ -117,6 +117,7 @@ class Comparison(_Model):
     overall: metric name to effect, geometric mean over regimes. regimes: regime to metric name to effect.
     share_faster, share_slower: of the matched requests, by more than `tie_s` seconds; with the bootstrap interval.
     verdict: on the preferred objective; sentence: the same in words.
+    costs: in words, metrics that are clearly worse, and regimes where a preferred one is.
     """
 
     candidate: str
@@ -133,6 +134,7 @@ class Comparison(_Model):
     confidence: float
     verdict: Verdict
     sentence: str
+    costs: list[str] = []
 
 
 class NoiseInfo(_Model):

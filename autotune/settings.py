@@ -13,15 +13,19 @@ import yaml
 from autotune.export import load_export
 from ppas_core import defaults
 from ppas_core.errors import InvalidInput
-from ppas_core.policy import PolicyParams, Scope
+from ppas_core.naming import nearest
+from ppas_core.policy import DEFAULT_MAX_NUM_SEQS, PolicyParams, Scope
 
 HELP: Final = (
-    "a published name (ppas, ppas-plus-qwen3.8-27b, …), mbt-2048 for a static budget, N_TH/B_MAX/B_CAP with optional "
-    "/T_LARGE and /prefill or /global as in 2/16384/2048/prefill, or a file: settings as JSON or YAML, or an export"
+    f"a published name ({', '.join(defaults.PUBLISHED)}), mbt-2048 for a static budget, N_TH/B_MAX/B_CAP as in "
+    "2/16384/2048 with further parts as tables show them (/T32768 for P-PAS+, /prefill or /global, /s20 for "
+    "max_num_seqs, /guard), or a file: settings as JSON or YAML, or an export"
 )
 
-_STATIC = re.compile(r"mbt-(\d+)")
-_COMPACT = re.compile(r"(\d+)/(\d+)/(\d+)(?:/(\d+))?(?:/(prefill|global))?")
+_LABEL = re.compile(
+    r"(?:mbt-(?P<static>\d+)|(?P<n_th>\d+)/(?P<b_max>\d+)/(?P<b_cap>\d+)"
+    r"(?:[/ ]T?(?P<t_large>\d+))?(?:[/ ](?P<scope>prefill|global))?(?P<guard>[/ ]guard)?)(?:[/ ]s(?P<seqs>\d+))?"
+)
 
 
 def parse_setting(source: str | Mapping[str, Any]) -> PolicyParams:
@@ -30,19 +34,32 @@ def parse_setting(source: str | Mapping[str, Any]) -> PolicyParams:
         return PolicyParams.from_dict(dict(source))
     if source in defaults.PUBLISHED:
         return defaults.published(source)
-    if match := _STATIC.fullmatch(source):
-        return PolicyParams.static(int(match[1]))
-    if match := _COMPACT.fullmatch(source):
-        n_th, b_max, b_cap = (int(match[group]) for group in (1, 2, 3))
-        t_large = int(match[4]) if match[4] else None
-        scope = Scope(match[5]) if match[5] else (Scope.GLOBAL if t_large else Scope.PREFILL)
-        return PolicyParams(b_max=b_max, b_cap=b_cap, n_th=n_th, t_large=t_large, scope=scope)
+    if match := _LABEL.fullmatch(source):
+        return _from_label(match)
     path = Path(source)
     if path.suffix == ".env":
         return load_export(path)
     if path.suffix in {".json", ".yaml", ".yml"}:
         return _read_settings(path)
-    raise InvalidInput(f"{source!r} is no setting; give {HELP}")
+    hint = nearest(source, defaults.PUBLISHED)
+    raise InvalidInput(f"{source!r} is no setting{f'; did you mean {hint!r}?' if hint else ''}; give {HELP}")
+
+
+def _from_label(match: re.Match[str]) -> PolicyParams:
+    numbers = {name: int(text) for name, text in match.groupdict().items() if text and text.isdigit()}
+    max_num_seqs = numbers.get("seqs", DEFAULT_MAX_NUM_SEQS)
+    if "static" in numbers:
+        return PolicyParams.static(numbers["static"], max_num_seqs=max_num_seqs)
+    t_large = numbers.get("t_large")
+    return PolicyParams(
+        b_max=numbers["b_max"],
+        b_cap=numbers["b_cap"],
+        n_th=numbers["n_th"],
+        t_large=t_large,
+        scope=Scope(match["scope"] or ("global" if t_large else "prefill")),
+        max_num_seqs=max_num_seqs,
+        decode_guard=match["guard"] is not None,
+    )
 
 
 def _read_settings(path: Path) -> PolicyParams:

@@ -202,7 +202,8 @@ class StudySpec(_Model):
     )
     limits: LimitsSpec = Field(default=LimitsSpec(), description="Service levels for goodput_per_s.")
     prefer: str = Field(
-        default="mean", description="Objective that decides the pick: mean, p95, balanced, or an objective's name."
+        default="",
+        description="What decides the pick: mean, p95, balanced, or an objective's name; default: the first objective.",
     )
     protect: tuple[str, ...] | Literal["all"] = Field(
         default=(), description="Load regimes in which the pick must not be worse than the reference, or all."
@@ -243,6 +244,15 @@ class StudySpec(_Model):
     @classmethod
     def _time_budget_parses(cls, value: str | None) -> str | None:
         return None if value is None else _checked_duration(value)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prefer_the_first_objective(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("prefer"):
+            return data
+        objectives = data.get("objectives") or ["mean_latency_s"]
+        first = objectives[0] if isinstance(objectives, list | tuple) else objectives
+        return {**data, "prefer": {"mean_latency_s": "mean", "p95_latency_s": "p95"}.get(first, first)}
 
     @model_validator(mode="after")
     def _parts_agree(self) -> StudySpec:

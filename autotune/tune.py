@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
@@ -21,6 +22,7 @@ from ppas_core.errors import NoResult
 from ppas_core.policy import PolicyParams
 from traces.format import Trace
 
+_FEW_TRACES: Final = 3
 _RANDOM_STREAM: Final = 1_000_003
 """Keeps the random arm's seed away from the search's."""
 
@@ -48,6 +50,7 @@ class _Tuner:
         self.objectives = self.study.objectives
         self.preferred = self.study.preferred
         self.drift: list[DriftPoint] = []
+        self.cut: str | None = None
 
     def results(self) -> StudyResults:
         plan, spec, study = self.plan, self.spec, self.study
@@ -68,7 +71,8 @@ class _Tuner:
             finalists |= self._runner_up(trials, set(finalists.values()))
         held_out = replay_held_out(study, finalists)
         comparisons = compare_finalists(study, held_out)
-        exported_role = "tuned" if comparisons[0].verdict == "better" else plan.reference_role
+        role = choose.exported_role(*(comparison.verdict for comparison in comparisons[:3]))
+        exported_role = plan.reference_role if role == "reference" else role
         exported = finalists[exported_role]
         cold = check_cold(study, exported, held_out[exported_role])
         self.progress.begin("Mapping the landscape", 1)
@@ -101,7 +105,7 @@ class _Tuner:
             hypervolume=self._hypervolume(trials),
             landscape=surface,
             not_identified=not_identified,
-            warnings=self._warnings(trials, pick, comparisons[0], cold),
+            warnings=self._warnings(trials, pick, comparisons, cold),
             noise=study.noise,
             drift=self.drift,
             cold=cold,
@@ -144,6 +148,7 @@ class _Tuner:
         while len(done) < total:
             beyond_known = len(done) >= len(self.plan.in_space)
             if budget_s is not None and beyond_known and spent_s + time.perf_counter() - started >= budget_s:
+                self.cut = f"the time budget ended the search after {len(done)} of {total} settings"
                 break
             done.append(search.step(lambda number, params: self.study.outcome(f"{folder}/{number}", params)))
             self.progress.advance(self._best_note(done))
@@ -158,7 +163,8 @@ class _Tuner:
 
     def _best_note(self, trials: Iterable[SearchTrial]) -> str:
         scores = [choose.score(t.outcome.objectives, self.preferred) for t in trials if t.outcome.reason is None]
-        return f"best {aggregate.improvement_pct(min(scores)):+.1f} % on the reference" if scores else ""
+        gain = f"{aggregate.improvement_pct(min(scores)):+.1f} %" if scores else "nothing measured"
+        return f"best so far {gain} on the reference ({self.spec.prefer}, tuning traces, {self.plan.evaluator.origin})"
 
     def _list_trials(
         self,
@@ -196,7 +202,16 @@ class _Tuner:
         protect = list(self.study.base.regimes) if self.spec.protect == "all" else self.spec.protect
         choice = choose.choose(candidates, reference, self.preferred, protect=protect, tie_pct=self.spec.tie_pct)
         picked = eligible[choice.index]
-        pick, reasons = choose.settle(picked.setting.to_params(), picked.branch_steps, self.plan.reference)
+        pick = picked.setting.to_params()
+        settled, reasons = choose.settle(pick, picked.branch_steps, self.plan.reference)
+        if settled != pick:
+            measured = self.study.remembered(f"references/settled-{folder_name(settled.label())}", settled)
+            bound = choose.score(picked.objectives, self.preferred) * (1 + self.spec.tie_pct / 100)
+            if measured.reason is None and choose.score(measured.objectives, self.preferred) <= bound:
+                pick, fate = settled, "the reference's value is taken"
+            else:
+                fate = "the pick's value is kept, since the reference's would make a difference"
+            reasons = {knob: f"{reason}; {fate}" for knob, reason in reasons.items()}
         return choose.Choice(trials.index(picked), choice.sentence), pick, reasons
 
     def _best_static(self, trials: Sequence[Trial]) -> PolicyParams:
@@ -236,12 +251,26 @@ class _Tuner:
         return volumes
 
     def _warnings(
-        self, trials: Sequence[Trial], pick: PolicyParams, comparison: Comparison, cold: ColdCheck | None
+        self, trials: Sequence[Trial], pick: PolicyParams, comparisons: Sequence[Comparison], cold: ColdCheck | None
     ) -> list[str]:
-        notes = []
+        notes = [self.cut] if self.cut else []
         if failed := [t for t in trials if t.state == "failed"]:
             notes.append(f"{len(failed)} of {len(trials)} trials failed; the first: {failed[0].reason}")
+        if pick.is_static:
+            notes.append(f"the pick is a static budget of {pick.b_max}: on these traces P-PAS is not needed")
+        if comparisons[1].verdict == "worse":
+            notes.append(
+                f"the pick is clearly worse than the best static budget, {self._best_static(trials).label()}, on held-out "
+                "traces: that is exported"
+            )
+        fewest = min(Counter(trace.regime for trace in self.plan.held_out).values())
+        if fewest < _FEW_TRACES:
+            notes.append(
+                f"a load regime has only {fewest} held-out traces: the intervals are wide, and little is known of how "
+                f"traces differ; {_FEW_TRACES} or more are better"
+            )
         notes += self.plan.evaluator.doubts(pick, [*self.plan.tuning, *self.plan.held_out])
+        comparison = comparisons[0]
         gain_pct = comparison.overall[self.preferred[0]].improvement_pct
         error_pct = self.plan.evaluator.error_pct
         if comparison.verdict == "better" and error_pct is not None and gain_pct < error_pct:

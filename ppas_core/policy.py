@@ -109,13 +109,18 @@ class PolicyParams:
         return {**asdict(self), "scope": str(self.scope)}
 
     def label(self) -> str:
-        """A short name for tables: `mbt-2048` for a static budget, else n_th/b_max/b_cap: `2/16384/2048 prefill`."""
+        """A short name for tables: `mbt-2048` for a static budget, else n_th/b_max/b_cap: `2/16384/2048 prefill`.
+
+        Further parts are T and t_large for P-PAS+, s and max_num_seqs where it is not vLLM's default, and `guard`.
+        """
         if self.is_static:
-            return f"mbt-{self.b_max}"
-        parts = [f"{self.n_th}/{self.b_max}/{self.b_cap}"]
-        if self.t_large is not None:
-            parts.append(f"T{self.t_large}")
-        parts.append(str(self.scope))
+            parts = [f"mbt-{self.b_max}"]
+        else:
+            parts = [f"{self.n_th}/{self.b_max}/{self.b_cap}"]
+            parts += [f"T{self.t_large}"] if self.t_large is not None else []
+            parts += [str(self.scope)]
+            parts += ["guard"] if self.decode_guard else []
+        parts += [f"s{self.max_num_seqs}"] if self.max_num_seqs != DEFAULT_MAX_NUM_SEQS else []
         return " ".join(parts)
 
 

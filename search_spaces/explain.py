@@ -39,12 +39,22 @@ def _explain_one(detail: Mapping[str, Any], model: type[BaseModel], variants: Ma
         return f"key {'.'.join(path)!r} is missing"
     if detail["type"] == "told":
         return f"{'.'.join(path)}: {detail['msg']}" if path else str(detail["msg"])
-    message = str(detail["msg"]).removeprefix("Value error, ")
+    if detail["type"] in ("union_tag_not_found", "union_tag_invalid"):
+        return f"{'.'.join(path)}: give family: {' or '.join(variants)}"
+    message = _plain(str(detail["msg"]))
     if isinstance(detail["input"], dict | list | tuple | BaseModel):
         return f"{'.'.join(path)}: {message}" if path else message
     value = repr(detail["input"])
     value = value if len(value) <= _LONGEST_VALUE else value[: _LONGEST_VALUE - 1] + "…"
     return f"{'.'.join(path) or 'the whole'} is {value}; {message[:1].lower()}{message[1:]}"
+
+
+def _plain(message: str) -> str:
+    """Pydantic's words for what a user of YAML would call otherwise."""
+    message = message.removeprefix("Value error, ")
+    message = message.replace("Input should be a valid tuple", "a list is wanted, as in [a, b]")
+    message = message.replace("Input should be a valid dictionary", "a mapping is wanted, as in {key: value}")
+    return message.replace("Tuple should have at least 1 item after validation, not 0", "give at least one")
 
 
 def _rank(detail: Any) -> int:

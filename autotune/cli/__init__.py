@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli import replay, settings, study, trace, trace_import
+from autotune.cli import replay, serving, settings, study, trace, trace_import
 from ppas_core import __version__
 
 app = typer.Typer(
@@ -38,5 +38,6 @@ def _options(
 study.add_to(app)
 settings.add_to(app)
 replay.add_to(app)
+serving.add_to(app)
 trace_import.add_to(trace.app)
 app.add_typer(trace.app, name="trace")

@@ -72,6 +72,11 @@ def effect(found: Effect) -> str:
     return f"{found.improvement_pct:+.1f} [{found.low_pct:+.1f}, {found.high_pct:+.1f}]"
 
 
+def short(label: str) -> str:
+    """A metric's label for the head of a column."""
+    return label.replace("end-to-end ", "")
+
+
 class Bar:
     """A progress bar on stderr with what is done, what is left and a note; one line per stage without a terminal."""
 
@@ -102,7 +107,7 @@ class Bar:
             self._task = self._bar.add_task(stage, total=total, completed=done, note="")
         else:
             already = f" ({done} done before)" if done else ""
-            err.print(escape(f"{stage}: {total}{already} …"))
+            err.print(escape(f"{stage}: {total} steps{already} …"))
 
     def advance(self, note: str = "") -> None:
         """One step further."""
@@ -118,4 +123,4 @@ class Bar:
             self._bar.remove_task(self._task)
             self._task = None
         elif self._note and not self._live:
-            err.print(escape(f"{self._stage}: {self._note}"))
+            err.print(escape(f"{self._stage}: done ({self._note})"))

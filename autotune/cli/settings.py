@@ -13,6 +13,7 @@ from autotune import choose
 from autotune.cli import console
 from autotune.settings import HELP, parse_setting
 from autotune.spec import StudySpec, load_spec
+from ppas_core.policy import PolicyParams
 from traces.format import Trace, read_trace
 
 if TYPE_CHECKING:
@@ -76,9 +77,13 @@ def simulate(
     for regime in measured[0][1]:
         console.table(
             f"{regime}, {bench.profile_name} (simulated), mean over traces",
-            ["setting", *(metrics.metric(name).label for name in _SHOWN)],
-            [(one.label(), *(_seconds(means[regime][name]) for name in _SHOWN)) for one, means, _ in measured],
+            ["setting", *(console.short(metrics.metric(name).label) for name in _SHOWN)],
+            [
+                (text, *(_seconds(means[regime][name]) for name in _SHOWN))
+                for text, (_, means, _) in zip(setting, measured, strict=True)
+            ],
         )
+    _say_doubts(bench, params)
 
 
 @console.reports_errors
@@ -88,7 +93,9 @@ def compare(
     trace: Traces = None,
     study: Study = None,
     profile: ProfileOption = None,
-    prefer: Annotated[str, typer.Option(help="Metric of the verdict: mean, p95 or balanced.")] = "mean",
+    prefer: Annotated[
+        str | None, typer.Option(help="Metric of the verdict; default: the study's.", show_default=False)
+    ] = None,
     json_output: Json = False,
 ) -> None:
     """Compare two settings on the same traces in the simulator, paired per request, with intervals and a verdict.
@@ -97,7 +104,7 @@ def compare(
     """
     sides = [(text, parse_setting(text)) for text in (candidate, reference)]
     bench = _bench(study, trace, profile)
-    preferred = choose.preferred_metrics(prefer, bench.spec.objectives)
+    preferred = choose.preferred_metrics(prefer or bench.spec.prefer, bench.spec.objectives)
     from autotune import metrics
     from autotune.compare import compare_settings
 
@@ -112,10 +119,18 @@ def compare(
     rows = [*comparison.regimes.items(), ("overall", comparison.overall)]
     console.table(
         f"{candidate} against {reference}: improvement in % (simulated, {bench.profile_name})",
-        ["", *(metrics.metric(name).label for name in names)],
+        ["", *(console.short(metrics.metric(name).label) for name in names)],
         [(regime, *(console.effect(effects[name]) for name in names)) for regime, effects in rows],
     )
     console.out.print(escape(comparison.sentence))
+    for cost in comparison.costs:
+        console.out.print(f"[yellow]cost:[/] {escape(cost)}")
+    _say_doubts(bench, [params for _, params in sides])
+
+
+def _say_doubts(bench: _Bench, settings: list[PolicyParams]) -> None:
+    for doubt in dict.fromkeys(doubt for params in settings for doubt in bench.evaluator.doubts(params, bench.traces)):
+        console.out.print(f"[yellow]note:[/] {escape(doubt)}")
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,9 @@ def report(
 @console.reports_errors
 def export(
     run: RunArgument,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Folder; default RUN/export.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Folder; default RUN/export, or RUN/export-trial-N.")
+    ] = None,
     trial: Annotated[
         int | None, typer.Option(help="Export this trial's setting instead of the study's choice.", show_default=False)
     ] = None,
@@ -109,12 +111,12 @@ def export(
 
     folder = existing_run(run)
     results = StudyResults.load(folder.results)
-    setting = None
+    setting, target = None, output or folder.export
     if trial is not None:
         if not 0 <= trial < len(results.trials):
             raise InvalidInput(f"trial is {trial}; this study has 0 to {len(results.trials) - 1}")
-        setting = results.trials[trial].setting
-    for file in pipeline.write_exports(results, folder, output or folder.export, setting):
+        setting, target = results.trials[trial].setting, output or run / f"export-trial-{trial}"
+    for file in pipeline.write_exports(results, folder, target, setting):
         console.out.print(escape(str(file)))
 
 
@@ -138,35 +140,46 @@ def _summary(results: StudyResults, path: Path) -> dict[str, Any]:
 
 
 def _show(results: StudyResults, path: Path) -> None:
-    tag = " (simulated)" if results.origin == "simulated" else ""
+    tag = " (simulated)" if results.origin == "simulated" else " (measured)"
+    say = console.out.print
     pick = results.trials[results.pick_trial].setting
-    console.out.print(f"\n[bold]Pick{tag}:[/] {escape(_describe(pick.to_params()))}")
-    console.out.print(f"[dim]{escape(results.choice)}[/]\n")
-    rows = [
-        (
-            f"{c.candidate} against {c.reference}",
-            *(console.effect(c.overall[objective.metric]) for objective in results.objectives),
-            f"{c.share_faster:.0%}",
-            c.verdict,
-        )
-        for c in results.comparisons
-    ]
+    say(f"\n[bold]Pick{tag}:[/] {escape(_describe(pick.to_params()))}")
+    say(f"[dim]{escape(results.choice)}[/]\n")
     confidence = f"{results.comparisons[0].confidence:.0%}"
     console.table(
         f"Improvement in % on held-out traces{tag}, {confidence} intervals",
-        ["", *(objective.label for objective in results.objectives), "requests faster", "verdict"],
-        rows,
+        ["", *(console.short(objective.label) for objective in results.objectives), "faster end to end", "verdict"],
+        [
+            (
+                f"{c.candidate} against {c.reference}",
+                *(console.effect(c.overall[objective.metric]) for objective in results.objectives),
+                f"{c.share_faster:.0%}",
+                c.verdict,
+            )
+            for c in results.comparisons
+        ],
     )
     for comparison in results.comparisons[:2]:
-        console.out.print(escape(comparison.sentence))
+        say(escape(comparison.sentence))
+    for cost in results.comparisons[0].costs:
+        say(f"[yellow]cost:[/] {escape(cost)}")
+    for noise in results.noise:
+        say(
+            f"noise: {noise.metric} of one replay varies by {noise.replay_pct:.1f} %; "
+            f"differences below {noise.visible_held_out_pct:.1f} % are not seen"
+        )
+    if results.cold is not None:
+        say(f"cold check: {escape(results.cold.reason)}")
     for warning in results.warnings:
-        console.out.print(f"[yellow]note:[/] {escape(warning)}")
+        say(f"[yellow]note:[/] {escape(warning)}")
     for knob, reason in results.not_identified.items():
-        console.out.print(f"[yellow]not identified:[/] {escape(f'{knob}: {reason}; its default is exported')}")
-    console.out.print(f"\nexported  {escape(f'{results.exported_role}, {results.exported.label}')}")
-    console.out.print(f"report    {escape(str(path / 'report.html'))}")
-    console.out.print(f"export    {escape(str(path / 'export'))}")
+        say(f"[yellow]not identified:[/] {escape(f'{knob}: {reason}')}")
+    say(f"\nexported  {escape(f'{results.exported_role}, {results.exported.label}')}")
+    say(f"report    {escape(str(path / 'report.html'))}")
+    say(f"export    {escape(str(path / 'export'))}")
 
 
 def _describe(params: PolicyParams) -> str:
+    if params.is_static:
+        return f"static budget {params.b_max} (P-PAS off), max_num_seqs {params.max_num_seqs}"
     return ", ".join(f"{name} {value}" for name, value in params.to_dict().items() if value not in (None, False))

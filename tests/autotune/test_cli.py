@@ -17,8 +17,11 @@ from typer.testing import CliRunner
 from autotune.cli import app
 from autotune.plan import make_plan
 from autotune.results import StudyResults
+from autotune.settings import parse_setting
 from autotune.tune import tune
+from ppas_core.defaults import published
 from ppas_core.errors import InvalidInput
+from ppas_core.policy import PolicyParams, Scope
 
 
 def run_cli(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -231,3 +234,25 @@ def test_traces_are_generated_shown_and_validated(tmp_path: Path, monkeypatch: p
     assert (found.exit_code, "the file was changed" in found.output) == (2, True)
     simulated = run.invoke(app, ["simulate", "ppas", "mbt-2048", "--trace", "b.jsonl.gz", "--json"])
     assert simulated.exit_code in (0, 2), simulated.output
+
+
+@pytest.mark.parametrize(
+    "text", ["ppas-plus-qwen3.8-27b", "2/2048/768/32768/global/s20", "2/2048/768 T32768 global s20"]
+)
+def test_a_label_of_a_table_names_the_setting_that_it_stands_for(text: str) -> None:
+    params = parse_setting(text)
+    assert params == published("ppas-plus-qwen3.8-27b")
+    assert parse_setting(params.label()) == params
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        PolicyParams.static(2048),
+        PolicyParams.static(2048, max_num_seqs=20),
+        PolicyParams(16384, 2048),
+        PolicyParams(2048, 64, scope=Scope.GLOBAL, decode_guard=True, max_num_seqs=100),
+    ],
+)
+def test_every_label_can_be_typed_back(params: PolicyParams) -> None:
+    assert parse_setting(params.label()) == params

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from autotune import aggregate, choose, pareto, stats
 from autotune.choose import Candidate
 from autotune.records import Origin, Replay
+from autotune.results import Verdict
 from ppas_core.defaults import published
 from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.policy import Branch, PolicyParams, Scope
@@ -83,7 +84,10 @@ def test_a_clear_gain_has_an_interval_around_it_and_is_called_better() -> None:
     assert found.share_faster.value == 1.0
     sentence = choose.sentence("tuned", "paper default", found, ["mean_latency_s"], "better", Origin.SIMULATED)
     assert sentence.startswith("tuned is better than paper default: mean end-to-end latency ")
-    assert "over 6 simulated held-out traces with 120 requests, 100% of them faster and 0% slower" in sentence
+    assert (
+        "over 6 simulated held-out traces with 120 requests. End to end, 100% of the requests are faster and 0% slower."
+        in sentence
+    )
 
 
 def test_intervals_cover_a_true_null_effect_about_as_often_as_they_say() -> None:
@@ -195,3 +199,40 @@ def test_prefer_must_name_an_objective() -> None:
     assert choose.preferred_metrics("p95_ttft_s", objectives) == ("p95_ttft_s",)
     with pytest.raises(InvalidInput, match="allowed: mean, balanced, p95_ttft_s"):
         choose.preferred_metrics("p95", objectives)
+
+
+@pytest.mark.parametrize(
+    ("against_reference", "against_static", "reference_against_static", "exported"),
+    [
+        ("better", "better", "no clear winner", "tuned"),
+        ("better", "no clear winner", "worse", "tuned"),
+        ("better", "worse", "worse", "best static"),
+        ("better", "worse", "no clear winner", "best static"),
+        ("no clear winner", "better", "better", "reference"),
+        ("no clear winner", "no clear winner", "no clear winner", "reference"),
+        ("no clear winner", "no clear winner", "worse", "best static"),
+        ("worse", "worse", "better", "reference"),
+    ],
+)
+def test_a_clear_winner_is_exported_and_without_one_the_reference(
+    against_reference: Verdict, against_static: Verdict, reference_against_static: Verdict, exported: str
+) -> None:
+    assert choose.exported_role(against_reference, against_static, reference_against_static) == exported
+
+
+def test_costs_name_what_is_clearly_worse_and_words_carry_no_double_negative() -> None:
+    gain, loss, none = (
+        stats.Interval(2.0, 1.0, 3.0),
+        stats.Interval(-20.0, -22.0, -18.0),
+        stats.Interval(-1.0, -2.0, 1.0),
+    )
+    found = stats.PairedComparison(
+        overall={"mean_latency_s": gain, "mean_tpot_s": loss, "makespan_s": none},
+        regimes={"λ=1": {"mean_latency_s": gain}, "λ=2": {"mean_latency_s": loss}},
+        share_faster=stats.Interval(0.5, 0.4, 0.6), share_slower=0.2, num_requests=9, num_traces=1, confidence=0.95,
+    )  # fmt: skip
+    assert choose.costs(found, ["mean_latency_s"]) == [
+        "mean TPOT 20.0 % worse (95% interval 18.0 to 22.0 %)",
+        "regime λ=2: mean end-to-end latency 20.0 % worse (95% interval 18.0 to 22.0 %)",
+    ]
+    assert choose.change(none, 0.95) == "1.0 % worse (95% interval -1.0 to +2.0 %)"

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from small_study import small
 
+from autotune.choose import exported_role
 from autotune.evaluate import SimulatedEvaluator
 from autotune.plan import Plan, make_plan
 from autotune.records import Replay
@@ -53,12 +54,11 @@ def test_results_are_quoted_on_traces_that_the_search_never_saw(finished: tuple[
     ]
 
 
-def test_the_pick_is_exported_only_when_it_is_clearly_better(finished: tuple[StudyResults, Path]) -> None:
+def test_the_export_is_the_finalist_that_the_verdicts_name(finished: tuple[StudyResults, Path]) -> None:
     results, _ = finished
-    tuned = next(setting for setting in results.held_out if setting.role == "tuned").setting
-    better = results.comparisons[0].verdict == "better"
-    assert results.exported == (tuned if better else results.trials[0].setting)
-    assert results.exported_role == ("tuned" if better else "paper default")
+    role = exported_role(*(comparison.verdict for comparison in results.comparisons))
+    assert results.exported_role == ("paper default" if role == "reference" else role)
+    assert results.exported == next(s for s in results.held_out if s.role == results.exported_role).setting
 
 
 def test_the_front_holds_every_setting_that_no_other_beats_in_both_objectives(
