@@ -40,7 +40,9 @@ def _explain_one(detail: Mapping[str, Any], model: type[BaseModel], variants: Ma
     if detail["type"] == "told":
         return f"{'.'.join(path)}: {detail['msg']}" if path else str(detail["msg"])
     if detail["type"] in ("union_tag_not_found", "union_tag_invalid"):
-        return f"{'.'.join(path)}: give family: {' or '.join(variants)}"
+        given = detail["input"].get("family") if isinstance(detail["input"], dict) else None
+        what = f"family is {given!r}" if given is not None else "family is missing"
+        return f"{'.'.join(path)}: {what}; allowed: {', '.join(variants)}"
     message = _plain(str(detail["msg"]))
     if isinstance(detail["input"], dict | list | tuple | BaseModel):
         return f"{'.'.join(path)}: {message}" if path else message
