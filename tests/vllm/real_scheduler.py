@@ -101,10 +101,8 @@ def build_scheduler(
     kv_cache_config = KVCacheConfig(
         num_blocks=num_kv_blocks, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)]
     )
-    if stock:
-        cls = AsyncScheduler if asynchronous else Scheduler
-    else:
-        cls = AsyncPpasScheduler if asynchronous else SyncPpasScheduler
+    synchronous_and_asynchronous = (Scheduler, AsyncScheduler) if stock else (SyncPpasScheduler, AsyncPpasScheduler)
+    cls = synchronous_and_asynchronous[asynchronous]
     return cls(
         vllm_config=config,
         kv_cache_config=kv_cache_config,

@@ -90,20 +90,27 @@ def test_a_patch_that_does_not_fit_is_refused() -> None:
 
 @pytest.fixture
 def patched(vllm_folder: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The patched scheduler module, loaded beside the installed one."""
+    """The patched scheduler module, loaded beside the installed one; with an AsyncScheduler over it."""
     patching.apply(vllm_folder)
-    spec = importlib.util.spec_from_file_location("patched_scheduler", patching.find_scheduler_file(vllm_folder))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, "patched_scheduler", module)
-    spec.loader.exec_module(module)
+    file = patching.find_scheduler_file(vllm_folder)
+    module = ModuleType("patched_scheduler")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec(compile(file.read_text(), str(file), "exec"), module.__dict__)  # noqa: S102 - vLLM's own file
+    found = importlib.util.find_spec("vllm.v1.core.sched.async_scheduler")
+    assert found is not None
+    assert found.origin is not None
+    source = Path(found.origin).read_text()
+    over_stock = "from vllm.v1.core.sched.scheduler import Scheduler\n"
+    assert over_stock in source
+    source = source.replace(over_stock, "from patched_scheduler import Scheduler\n")
+    exec(compile(source, found.origin, "exec"), module.__dict__)  # noqa: S102
     return module
 
 
+@pytest.mark.parametrize("depth", [1, 2], ids=["Scheduler", "AsyncScheduler"])
 @pytest.mark.parametrize("family", ["prefill", "prefill-plus", "global", "global-plus", "static"])
 def test_the_patched_scheduler_schedules_as_the_simulator_does(
-    family: str, patched: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    family: str, depth: int, patched: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = pytest.importorskip("real_scheduler")
     import test_oracle as oracle
@@ -113,12 +120,14 @@ def test_the_patched_scheduler_schedules_as_the_simulator_does(
     settings_file = tmp_path / "settings.json"
     monkeypatch.setenv("PPAS_SETTINGS_FILE", str(settings_file))
     monkeypatch.setattr(real, "Scheduler", patched.Scheduler)
-    for number in range(8):
-        params, trace, profile = oracle.random_case(random.Random(f"patch {family} {number}"), family, 1)
+    monkeypatch.setattr(real, "AsyncScheduler", patched.AsyncScheduler)
+    assert issubclass(patched.AsyncScheduler, patched.Scheduler)
+    for number in range(5):
+        params, trace, profile = oracle.random_case(random.Random(f"patch {family} {depth} {number}"), family, depth)
         settings_file.write_text(json.dumps({"version": number + 1, "ppas": params.to_dict()}))
         os.utime(settings_file, ns=(number, number))
         scheduler = real.build_scheduler(
-            params, asynchronous=False, num_kv_blocks=profile.num_kv_blocks, stock=True, additional_config={}
+            params, asynchronous=depth == 2, num_kv_blocks=profile.num_kv_blocks, stock=True, additional_config={}
         )
         replayed = real.replay(scheduler, trace, profile)
         assert scheduler.ppas.policy == params.to_dict()

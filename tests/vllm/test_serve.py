@@ -8,8 +8,10 @@ import time
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 from autotune import doctor, serve
+from autotune.cli import app
 from ppas_core.errors import InvalidInput
 from ppas_core.policy import PolicyParams
 
@@ -105,6 +107,19 @@ def test_unknown_flags_are_passed_through_and_the_exact_command_is_shown(
     assert code == 0
     assert shown[0].endswith(f"{script} serve org/model --config {config} --port 81 --made-up 'a b'")
     assert serve.check_config(config) == PolicyParams(64, 32, max_num_seqs=8)
+
+
+def test_the_commands_report_and_refuse_as_the_others_do(tmp_path: Path) -> None:
+    run = CliRunner().invoke(app, ["serve", "m", "--made-up", "1", "--dry-run"])
+    if run.exit_code == 2:
+        assert "vLLM is not installed" in run.output
+    else:
+        assert "m --made-up 1" in run.output
+    refused = CliRunner().invoke(app, ["serve", "m", "--config", str(tmp_path / "none.yaml")])
+    assert (refused.exit_code, "cannot be read" in refused.output) == (2, True)
+    refused = CliRunner().invoke(app, ["patch", "apply", "--vllm", str(tmp_path)])
+    assert (refused.exit_code, "is no vLLM package" in refused.output) == (2, True)
+    assert "ppas-autotune" in CliRunner().invoke(app, ["doctor"]).output
 
 
 def test_a_broken_console_script_is_passed_over(tmp_path: Path) -> None:
