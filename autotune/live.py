@@ -299,6 +299,7 @@ class LiveEvaluator:
             cache_salt=uuid.uuid4().hex,
             timeout_s=self.options.request_timeout_s,
             vocabulary=self._vocabulary,
+            max_lag_s=self.options.max_send_lag_s,
             stop=server.ended,
             **options,
         )

@@ -117,7 +117,7 @@ def make_plan(spec: StudySpec, folder: Path = Path()) -> Plan:
     for budget in spec.static_budgets:
         known.setdefault(static_like(reference, budget), "static")
     if spec.backend == "vllm":
-        evaluator: Evaluator = _live_evaluator(spec, space, list(known))
+        evaluator: Evaluator = _live_evaluator(spec, space, list(known), folder)
     else:
         evaluator = simulated_evaluator(spec, folder)
     for trace in (*tuning, *held_out):
@@ -149,7 +149,7 @@ def static_like(reference: PolicyParams, budget: int) -> PolicyParams:
         raise InvalidInput(f"static budget {budget}: {error}") from None
 
 
-def _live_evaluator(spec: StudySpec, space: Space, known: Sequence[PolicyParams]) -> LiveEvaluator:
+def _live_evaluator(spec: StudySpec, space: Space, known: Sequence[PolicyParams], folder: Path) -> LiveEvaluator:
     server = spec.server
     if server is None:
         raise AssertionError("the study file's own check lets no live study without a server pass")
@@ -165,7 +165,8 @@ def _live_evaluator(spec: StudySpec, space: Space, known: Sequence[PolicyParams]
             )
     return LiveEvaluator(
         ServerOptions(
-            model=server.model,
+            # A folder beside the study file, or a name that vLLM knows.
+            model=str(folder / server.model) if (folder / server.model).is_dir() else server.model,
             flags=server.flags,
             environment={name: value.get_secret_value() for name, value in server.environment.items()},
             wrapper=server.wrapper,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from autotune import aggregate, choose
 from autotune.export import write_export
+from autotune.live import LiveEvaluator
 from autotune.plan import Plan, make_plan
 from autotune.progress import Progress
 from autotune.records import Origin
@@ -18,9 +19,18 @@ from ppas_core.policy import PolicyParams
 from reports.html import write_report
 
 
-def run_study(spec: StudySpec, path: Path, *, base: Path, progress: Progress) -> StudyResults:
-    """Runs the study in `path` and writes all its outputs there; files that it names are looked for from `base`."""
+def run_study(
+    spec: StudySpec, path: Path, *, base: Path, progress: Progress, say: Callable[[str], None] | None = None
+) -> StudyResults:
+    """Runs the study in `path` and writes all its outputs there; files that it names are looked for from `base`.
+
+    say: told what will be done and what a live server is up to, a line each.
+    """
     plan = make_plan(spec, base)
+    if say is not None and isinstance(plan.evaluator, LiveEvaluator):
+        plan.evaluator.say = say
+        for line in plan_lines(plan):
+            say(line)
     results = tune(plan, path, progress)
     run = RunFolder(path)
     progress.begin("Writing report and export", 2)
@@ -42,6 +52,20 @@ def write_exports(results: StudyResults, run: RunFolder, output: Path, setting: 
 def _cost(plan: Plan, setting: Setting) -> Callable[[PolicyParams], float] | None:
     """None for a live study: what a setting would cost there, only a measurement could tell."""
     return _Cost(plan, setting) if plan.evaluator.origin is Origin.SIMULATED else None
+
+
+def plan_lines(plan: Plan) -> list[str]:
+    """What a live study will do and about how long, for people."""
+    found, budget_s = plan.estimate(), plan.spec.time_budget_s()
+    search_s = found.search_s if budget_s is None else min(found.search_s, budget_s)
+    total_min = (search_s + found.reference_s + found.finalists_s) / 60
+    return [
+        f"plan: {found.settings} settings on {len(plan.tuning)} tuning traces, the reference again for noise and drift, "
+        f"finalists on {len(plan.held_out)} held-out traces: up to {found.replays} replays",
+        f"about {total_min:.0f} minutes and two server starts: search {search_s / 60:.0f}, "
+        f"reference {found.reference_s / 60:.0f}, finalists {found.finalists_s / 60:.0f}"
+        + (f" (search limited by the time budget of {plan.spec.time_budget})" if budget_s is not None else ""),
+    ]
 
 
 class _Cost:

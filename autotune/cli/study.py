@@ -73,7 +73,7 @@ def tune(
     from autotune.cli import pipeline  # Optuna, numba and Plotly load here, after the study file was checked
 
     progress: Progress = Silent() if quiet else console.Bar()
-    results = pipeline.run_study(spec, path, base=study.parent, progress=progress)
+    results = pipeline.run_study(spec, path, base=study.parent, progress=progress, say=None if quiet else _say)
     if json_output:
         console.print_json(_summary(results, path))
     elif not quiet:
@@ -118,6 +118,10 @@ def export(
         setting, target = results.trials[trial].setting, output or run / f"export-trial-{trial}"
     for file in pipeline.write_exports(results, folder, target, setting):
         console.out.print(escape(str(file)))
+
+
+def _say(text: str) -> None:
+    console.err.print(f"[dim]{escape(text)}[/]")
 
 
 def _override(spec: StudySpec, origin: str, options: dict[str, Any]) -> StudySpec:

@@ -25,7 +25,7 @@ import numpy as np
 from autotune.progress import Progress, Silent
 from autotune.replay import frames
 from autotune.replay.answer import OK, RawAnswer
-from autotune.replay.outcome import ReplayOutcome, make_outcome
+from autotune.replay.outcome import LAG_BOUND_S, ReplayOutcome, make_outcome
 from ppas_core.errors import InvalidInput, NoResult
 from traces.format import Trace
 from traces.prompts import MEASURED, Vocabulary
@@ -51,6 +51,7 @@ def replay(
     purpose: str = MEASURED,
     api_key: str | None = None,
     progress: Progress | None = None,
+    max_lag_s: float = LAG_BOUND_S,
     stop: Callable[[], str | None] | None = None,
 ) -> ReplayOutcome:
     """One open-loop replay of `trace` against the OpenAI-compatible server at `url`.
@@ -58,6 +59,7 @@ def replay(
     cache_salt: isolates this run from the prefix caches of others; sharing within the trace stays. None sends none.
     timeout_s: a request fails that is not complete this long after its planned time.
     purpose: prompts of different purposes have nothing in common; see `traces.prompts`.
+    max_lag_s: how late the client may send (P99, before 1 % of the mean latency is added) for the run to be valid.
     stop: asked a few times a second; a text ends the run early with that reason, for instance that the server died.
         Finished requests are kept, those in flight count as stopped, the others as unsent; the run is invalid.
 
@@ -103,7 +105,7 @@ def replay(
         **run.clock,
     }
     plan = [(r.arrival_s, r.prompt_tokens, r.output_tokens) for r in trace.requests]
-    return make_outcome(plan, run.answers, run.lateness_s, stopped=run.stopped, about=about)
+    return make_outcome(plan, run.answers, run.lateness_s, stopped=run.stopped, about=about, max_lag_s=max_lag_s)
 
 
 def base_url(url: str) -> str:
