@@ -12,10 +12,10 @@ from typing import Any, Final
 from reports.drawing import Axis, axis, blank, gain_title, short, ticks
 from reports.numbers import capitalised, metric_label, percent, plotly_text, tokens
 from reports.plane import LandscapeView
+from reports.quality import DriftView
+from reports.roles import BEST_STATIC, TUNED
 from reports.theme import colour
 from reports.views import (
-    BEST_STATIC,
-    TUNED,
     ConvergenceView,
     FrontView,
     ImportanceView,
@@ -183,6 +183,35 @@ def slice_of(view: SliceView) -> Any:
     figure.update_layout(
         xaxis=axis(plotly_text(view.knob), zeroline=False, **({"type": "log"} if view.logarithmic else {}), **marks),
         yaxis=axis(gain_title(view.metric), range=list(view.focus_y)),
+    )
+    return figure
+
+
+def drift(view: DriftView) -> Any:
+    """The reference's change over the search, with the band that noise alone explains."""
+    figure = blank()
+    if view.band_pct:
+        figure.add_hrect(
+            y0=-view.band_pct,
+            y1=view.band_pct,
+            fillcolor=colour("reference"),
+            opacity=0.13,
+            line_width=0,
+            layer="below",
+        )
+    figure.add_scatter(
+        x=list(view.after_trial),
+        y=[short(change) for change in view.change_pct],
+        mode="lines+markers",
+        name="Reference",
+        line={"color": colour("reference"), "width": 2},
+        marker={"color": colour("reference"), "size": 8},
+        hovertemplate="after %{x} trials: %{y:+.1f} %<extra></extra>",
+    )
+    reach = 1.25 * max(view.largest_pct, view.band_pct, 0.5)
+    figure.update_layout(
+        xaxis=axis("Trials before", rangemode="tozero", zeroline=False),
+        yaxis=axis("Change of the reference, %", zeroline=True, range=[-reach, reach]),
     )
     return figure
 

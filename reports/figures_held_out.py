@@ -13,8 +13,9 @@ from reports import theme
 from reports.drawing import Axis, axis, blank, gain_title, short
 from reports.numbers import capitalised, duration, is_time, metric_label, percent, plotly_text, significant, time_scale
 from reports.pairs import REQUEST_METRICS, PairedView
+from reports.roles import BEST_STATIC, REFERENCES, TUNED
 from reports.theme import colour
-from reports.views import BEST_STATIC, REFERENCES, TUNED, BranchesView, EffectsView, LoadLine, LoadView
+from reports.views import BranchesView, EffectsView, LoadLine, LoadView
 
 ROLES: Final = {
     TUNED: ("tuned", "solid", 3.0),
@@ -26,7 +27,7 @@ STATIC_SYMBOLS: Final = ("square", "triangle-up", "diamond", "cross", "triangle-
 
 
 def over_load(view: LoadView, *, relative: bool) -> Any:
-    """A metric over load: as measured, or as the gain over the reference."""
+    """A metric over load: absolute, or as the gain over the reference."""
     if len(view.regimes) == 1:
         return _one_regime(view, relative=relative)
     figure = blank()

@@ -22,7 +22,7 @@ import ppas_core
 from autotune.records import Origin
 from autotune.results import StudyResults
 from ppas_core.files import write_atomically
-from reports import panels, summary, theme
+from reports import panels, quality, roles, statics, summary, tables, theme, verdict
 from reports.numbers import cleaned, moment
 from reports.panels import Panel
 from reports.views import Missing
@@ -60,19 +60,24 @@ def render(results: StudyResults) -> str:
         choice=cleaned(results.choice, 1000),
         warnings=[cleaned(w, 1000) for w in results.warnings],
         not_identified=[(cleaned(k), cleaned(reason, 500)) for k, reason in results.not_identified.items()],
-        headline=summary.headline(results),
+        headline=verdict.headline(results),
+        load_lead=statics.sentence(results),
+        quality=_quality(results),
         panels=shown,
         tables={
             table.id: table
             for table in (
-                summary.settings_table(results),
-                summary.regimes_table(results),
-                summary.comparisons_table(results),
-                summary.trials_table(results),
-                summary.traces_table(results),
+                tables.settings_table(results),
+                tables.regimes_table(results),
+                tables.comparisons_table(results),
+                tables.trials_table(results),
+                tables.traces_table(results),
+                tables.noise_table(results),
+                tables.failures_table(results),
             )
         },
         exported=summary.exported_json(results),
+        exported_is_static=roles.is_static(results.exported),
         commands=summary.commands(results),
         study_file=summary.study_file(results),
         provenance=summary.provenance(results),
@@ -82,6 +87,13 @@ def render(results: StudyResults) -> str:
         scripts={name: Markup(text) for name, text in scripts.items()},  # noqa: S704 - ours, not the results'
         **_data(shown),
     )
+
+
+def _quality(results: StudyResults) -> dict[str, str] | None:
+    """The words of the section on measurement quality; None where measurements do not vary."""
+    if not quality.applies(results):
+        return None
+    return {"lead": quality.lead(results), "cold": quality.cold_words(results)}
 
 
 def _asset(name: str) -> str:

@@ -51,6 +51,32 @@ def interval(low: float | None, high: float | None, *, signed: bool = True) -> s
     return f"{percent(low, signed=signed).removesuffix(' %')} to {percent(high, signed=signed)}"
 
 
+def change(improvement_pct: float | None, metric: str) -> str:
+    """An improvement of a metric as what a reader sees happen: `1.7 % lower`, or `no difference`."""
+    number = finite(improvement_pct)
+    if number is None:
+        return NONE
+    return f"{percent(abs(number), signed=False)} {_direction(number, metric)}" if _shows(number) else "no difference"
+
+
+def change_between(low: float | None, high: float | None, metric: str) -> str:
+    """An interval of an improvement in the words of `change`: `1.0 to 2.4 % lower`, `0.3 % higher to 2.4 % lower`."""
+    low, high = finite(low), finite(high)
+    if low is None or high is None:
+        return f"{NONE} to {NONE}"
+    if not _shows(low) and not _shows(high):
+        return "less than 0.1 % either way"
+    if _shows(low) and _shows(high) and (low < 0) != (high < 0):
+        return f"{change(low, metric)} to {change(high, metric)}"
+    least, most = sorted((low, high), key=abs)
+    return f"{percent(abs(least), signed=False).removesuffix(' %')} to {change(most, metric)}"
+
+
+def counted(number: int, one: str, many: str | None = None) -> str:
+    """`1 trace`, `2,000 traces`."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
 def duration(seconds: float | None) -> str:
     """Seconds as `12.3 s` from one second up, as `845 ms` below it."""
     number = finite(seconds)
@@ -114,6 +140,18 @@ def moment(text: str) -> str:
     except ValueError:
         return cleaned(text, 60)
     return f"{when.day} {when:%b %Y, %H:%M} {when.tzname() or ''}".rstrip()
+
+
+def _shows(improvement_pct: float) -> bool:
+    """Whether it is more than zero once rounded to the digit that is written."""
+    return round(improvement_pct, 1) != 0
+
+
+def _direction(improvement_pct: float, metric: str) -> str:
+    # An improvement is 1 - ratio. Where higher is better the ratio is inverted, so `20 % higher` would be wrong there.
+    if not lower_is_better(metric):
+        return "better" if improvement_pct > 0 else "worse"
+    return "lower" if improvement_pct > 0 else "higher"
 
 
 def cleaned(text: object, limit: int = 200) -> str:

@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from autotune.results import StudyResults
 from reports.numbers import finite
-from reports.views import TUNED, Missing, compared, ordered_regimes, role
+from reports.roles import TUNED, compared, role
+from reports.views import Missing, ordered_regimes
 
 T = TypeVar("T")
 

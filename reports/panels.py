@@ -9,10 +9,11 @@ from typing import Any
 
 from autotune.records import Origin
 from autotune.results import StudyResults
-from reports import figures, figures_held_out, pairs, plane, views
-from reports.numbers import capitalised, cleaned, interval, metric_label, percent, tokens
+from reports import figures, figures_held_out, pairs, plane, quality, roles, views
+from reports.numbers import capitalised, cleaned, counted, interval, metric_label, percent, tokens
 from reports.pairs import REQUEST_METRICS
-from reports.views import BEST_STATIC, TUNED, Missing
+from reports.roles import BEST_STATIC, TUNED
+from reports.views import Missing
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +54,8 @@ class Panel:
 
 
 def all_panels(results: StudyResults) -> dict[str, Panel]:
-    """Every panel of the report by id."""
-    built = (
+    """Every panel of the report by id; `drift` only where measurements vary."""
+    built = [
         _front(results),
         _over_load(results),
         _effects(results),
@@ -65,7 +66,9 @@ def all_panels(results: StudyResults) -> dict[str, Panel]:
         _importance(results),
         _slices(results),
         _landscape(results),
-    )
+    ]
+    if quality.applies(results):
+        built.append(_drift(results))
     return {panel.id: panel for panel in built}
 
 
@@ -83,17 +86,17 @@ def _front(results: StudyResults) -> Panel:
     built = [views.front(results, x, y) for x, y in axes]
     first = built[0]
     caption = "Each mark is one setting on all tuning traces. Up and to the right is better; "
-    caption += f"0 % is the {views.reference_role(results)}. "
+    caption += f"0 % is the {roles.reference_role(results)}. "
     alt = "No trial finished."
     if not isinstance(first, Missing):
         if first.outside:
-            caption += f"{_some(first.outside, 'trial lies', 'trials lie')} far below the close-up. "
+            caption += f"{counted(first.outside, 'trial lies', 'trials lie')} far below the close-up. "
         if first.failed:
             caption += (
-                f"{_some(first.failed, 'trial has', 'trials have')} no value and no mark; see the table of trials. "
+                f"{counted(first.failed, 'trial has', 'trials have')} no value and no mark; see the table of trials. "
             )
         pick = first.pick
-        alt = f"{len(first.points)} trials, {len(first.front)} of them on the Pareto front."
+        alt = f"{counted(len(first.points), 'trial')}, {len(first.front):,} on the Pareto front."
         if pick is not None:
             alt += f" The pick is {cleaned(pick.trial.setting.label)}: " + _gains_in_words(pick.gain_pct) + "."
     names = tuple(
@@ -115,7 +118,7 @@ def _over_load(results: StudyResults) -> Panel:
     metrics = _main_metrics(views.metrics_over_load(results))
     built = [views.over_load(results, metric) for metric in metrics]
     relative = any(not isinstance(v, Missing) and v.has_reference for v in built)
-    options = ("As measured", f"Gain over {views.reference_role(results)}") if relative else ("As measured",)
+    options = ("Absolute", f"Gain over {roles.reference_role(results)}") if relative else ("Absolute",)
     first = built[0] if built else Missing("No setting was replayed on the held-out traces.")
     alt = "Nothing was replayed on held-out traces."
     caption = "Mean over the held-out traces of each load regime. "
@@ -123,7 +126,7 @@ def _over_load(results: StudyResults) -> Panel:
         caption += "Hover for the spread over the traces. The intervals of the gain stand in “How sure is the gain”. "
         tuned = next((line for line in first.lines if line.role == TUNED), None)
         label = capitalised(metric_label(first.metric))
-        alt = f"{label} of {len(first.lines)} settings over {len(first.regimes)} regimes."
+        alt = f"{label} of {counted(len(first.lines), 'setting')} over {counted(len(first.regimes), 'regime')}."
         if tuned is not None and first.has_reference:
             gains = ", ".join(f"{r} {percent(g)}" for r, g in zip(first.regimes, tuned.gain_pct, strict=True))
             alt += f" Gain of the tuned setting over the {first.reference}: {gains}."
@@ -173,8 +176,8 @@ def _effects(results: StudyResults) -> Panel:
 def _paired(
     results: StudyResults, panel_id: str, title: str, caption: str, draw: Callable[[pairs.PairedView], Any]
 ) -> Panel:
-    reference = views.reference_role(results)
-    references = [r for r in (reference, BEST_STATIC) if views.role(results, r) is not None] or [reference]
+    reference = roles.reference_role(results)
+    references = [r for r in (reference, BEST_STATIC) if roles.role(results, r) is not None] or [reference]
     columns = list(REQUEST_METRICS)
     built = {
         (r, c): pairs.paired(results, role, col) for r, role in enumerate(references) for c, col in enumerate(columns)
@@ -184,7 +187,7 @@ def _paired(
         first.reason
         if isinstance(first, Missing)
         else (
-            f"{first.num_pairs:,} held-out requests: {first.share_faster:.1%} faster "
+            f"End-to-end latency of {counted(first.num_pairs, 'held-out request')}: {first.share_faster:.1%} faster "
             f"and {first.share_slower:.1%} slower with the tuned setting than with {cleaned(first.reference)}."
         )
     )
@@ -192,7 +195,7 @@ def _paired(
         if panel_id == "requests" and len(first.sample) < first.num_pairs:
             caption += f"An even sample of {len(first.sample):,} of the {first.num_pairs:,} requests. "
         elif panel_id == "requests":
-            caption += f"All {first.num_pairs:,} requests. "
+            caption += f"{counted(first.num_pairs, 'request')}, none left out. "
         if first.tie_s > 0 and panel_id == "differences":
             caption += f"Differences within {first.tie_s * 1000:.3g} ms count as ties. "
     controls = (
@@ -254,7 +257,7 @@ def _convergence(results: StudyResults) -> Panel:
         alt = first.reason
     else:
         alt = " ".join(
-            f"{figures.ARMS.get(arm, (arm,))[0]}: best gain {percent(course[-1])} after {len(course)} trials."
+            f"{figures.ARMS.get(arm, (arm,))[0]}: best gain {percent(course[-1])} after {counted(len(course), 'trial')}."
             for arm, course in first.arms.items()
         )
         if "random" not in first.arms:
@@ -303,6 +306,10 @@ def _slices(results: StudyResults) -> Panel:
         for m, metric in enumerate(metrics)
     }
     caption = "Every finished trial over one knob; all other knobs vary freely. "
+    if any(roles.is_static(trial.setting) for trial in results.trials) and any(
+        k in views.ADAPTIVE_KNOBS for k in knobs
+    ):
+        caption += "Static budgets are left out where the knob does nothing in them. "
     controls = (
         Control("Knob", tuple(map(cleaned, knobs))),
         Control("Objective", tuple(capitalised(metric_label(m)) for m in metrics)),
@@ -322,7 +329,7 @@ def _landscape(results: StudyResults) -> Panel:
     caption, alt = "", "No plane of the space was evaluated."
     if not isinstance(view, Missing):
         fixed = ", ".join(f"{cleaned(k)} {tokens(v)}" for k, v in view.fixed.items())
-        caption = f"Gain over the {views.reference_role(results)} in {metric_label(view.metric)}; "
+        caption = f"Gain over the {roles.reference_role(results)} in {metric_label(view.metric)}; "
         caption += "blank where the space allows no setting. "
         caption += f"Held fixed: {cleaned(fixed, 300)}. " if fixed else ""
         known = [g for row in view.gain_pct for g in row if g is not None]
@@ -334,6 +341,31 @@ def _landscape(results: StudyResults) -> Panel:
         alt,
         (),
         {"": _draw(view, figures.landscape)},
+    )
+
+
+def _drift(results: StudyResults) -> Panel:
+    view = quality.drift(results)
+    caption = "The reference measured again and again during the search: its preferred objective against the start. "
+    if isinstance(view, Missing):
+        alt = view.reason
+    else:
+        times = counted(len(view.change_pct), "further measurement")
+        alt = f"{times} of the reference: at most {percent(view.largest_pct, signed=False)} from the first."
+        if view.band_pct:
+            within = sum(abs(change) <= view.band_pct for change in view.change_pct)
+            caption += f"The band is what noise alone explains, {percent(view.band_pct, signed=False)} either way. "
+            alt += f" {within} within what noise explains."
+        if view.failed:
+            after, reason = view.failed[0]
+            caption += f"{counted(len(view.failed), 'measurement')} failed; the first, after {after} trials: {reason}. "
+    return Panel(
+        "drift",
+        "Did the machine drift",
+        caption + origin_sentence(results),
+        alt,
+        (),
+        {"": _draw(view, figures.drift)},
     )
 
 
@@ -353,7 +385,3 @@ def _main_metrics(names: Sequence[str], *, first: int = 2) -> list[str]:
 
 def _gains_in_words(gain_pct: Mapping[str, float]) -> str:
     return ", ".join(f"{metric_label(m)} {percent(g)}" for m, g in gain_pct.items())
-
-
-def _some(n: int, one: str, many: str) -> str:
-    return f"{n:,} {one if n == 1 else many}"

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from autotune.results import StudyResults
-from reports.views import BEST_STATIC, TUNED, Missing, gain_pct, reference_role, role
+from reports.roles import BEST_STATIC, TUNED, reference_role, role
+from reports.views import Missing, gain_pct
 
 
 @dataclass(frozen=True, slots=True)

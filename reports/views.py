@@ -11,15 +11,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.results import Comparison, HeldOut, Setting, StudyResults, Trial
+from autotune.results import Comparison, StudyResults, Trial
 from reports.numbers import finite, lower_is_better
-
-TUNED = "tuned"
-PAPER_DEFAULT = "paper default"
-OWN_REFERENCE = "reference"
-REFERENCES = (PAPER_DEFAULT, OWN_REFERENCE)
-"""Roles of the setting to beat: a published one, or one that the study names."""
-BEST_STATIC = "best static"
+from reports.roles import BEST_STATIC, REFERENCES, TUNED, is_static, reference_role, reference_setting
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,12 +313,18 @@ def importance(results: StudyResults) -> ImportanceView | Missing:
     )
 
 
+ADAPTIVE_KNOBS = ("n_th", "t_large")
+"""Knobs that do nothing in a static budget, whatever their value there."""
+
+
 def knobs_tried(results: StudyResults) -> list[str]:
     """The settings that took at least two values in finished trials, as numbers or switched off."""
     seen: dict[str, set[float | None]] = {}
     for trial in results.trials:
         if trial.state == "ok":
             for name, value in trial.setting.params.items():
+                if _leaves_out(trial, name):
+                    continue
                 if value is None or (isinstance(value, int | float) and not isinstance(value, bool)):
                     seen.setdefault(name, set()).add(value)
     return [name for name, values in seen.items() if len(values) > 1 and len(values - {None}) > 0]
@@ -336,7 +336,7 @@ def slice_of(results: StudyResults, knob: str, metric: str) -> SliceView | Missi
     off: list[TrialPoint] = []
     for trial in results.trials:
         known = gains(trial)
-        if metric not in known or knob not in trial.setting.params:
+        if metric not in known or knob not in trial.setting.params or _leaves_out(trial, knob):
             continue
         value = trial.setting.params[knob]
         point = TrialPoint(trial, float(value) if value is not None else math.nan, known[metric], known)
@@ -361,6 +361,10 @@ def slice_of(results: StudyResults, knob: str, metric: str) -> SliceView | Missi
     )
 
 
+def _leaves_out(trial: Trial, knob: str) -> bool:
+    return knob in ADAPTIVE_KNOBS and is_static(trial.setting)
+
+
 def branches(results: StudyResults) -> BranchesView | Missing:
     """How often each branch of the policy set the budget, on the held-out traces."""
     adaptive = [h for h in results.held_out if h.role in (TUNED, *REFERENCES) and not is_static(h.setting)]
@@ -372,34 +376,6 @@ def branches(results: StudyResults) -> BranchesView | Missing:
     steps = {name: tuple(h.branch_steps.get(name, 0) for h in held) for name in names}
     share = {name: tuple(c / t for c, t in zip(counts, total, strict=True)) for name, counts in steps.items()}
     return BranchesView(tuple((h.role, h.setting.label) for h in held), names, share, steps)
-
-
-def role(results: StudyResults, name: str) -> HeldOut | None:
-    """The first held-out setting in the role called `name`."""
-    return next((held for held in results.held_out if held.role == name), None)
-
-
-def is_static(setting: Setting) -> bool:
-    """Whether the budget never changes: then it makes no difference which branch a step took."""
-    return "b_max" in setting.params and setting.params.get("b_cap") == setting.params["b_max"]
-
-
-def reference_role(results: StudyResults) -> str:
-    """What the setting to beat is called in this study."""
-    return next((name for name in REFERENCES if role(results, name) is not None), PAPER_DEFAULT)
-
-
-def reference_setting(results: StudyResults) -> HeldOut | None:
-    """The setting to beat on the held-out traces."""
-    return role(results, reference_role(results))
-
-
-def compared(results: StudyResults, reference: str) -> Comparison | None:
-    """The tuned setting's comparison with the reference of that role, by role or by that setting's label."""
-    held, tuned = role(results, reference), role(results, TUNED)
-    references = {reference} | ({held.setting.label} if held else set())
-    candidates = {TUNED} | ({tuned.setting.label} if tuned else set())
-    return next((c for c in results.comparisons if c.reference in references and c.candidate in candidates), None)
 
 
 def ordered_regimes(names: Iterable[str]) -> list[str]:

@@ -209,7 +209,7 @@
         row.hidden = !words.every((word) => text.includes(word));
         shown += row.hidden ? 0 : 1;
       }
-      count.textContent = words.length ? `${shown} of ${rows.length} rows` : `${rows.length} rows`;
+      count.textContent = words.length ? `${shown} of ${rows.length} rows` : `${rows.length} row${rows.length === 1 ? "" : "s"}`;
     });
   }
 
@@ -227,6 +227,23 @@
     });
   }
 
+  // Says how many columns lie beyond the edge; a table that scrolls sideways does not look like one.
+  function makeHint(card) {
+    const hint = card.querySelector(".more");
+    const box = card.querySelector(".scroll");
+    if (!box) return;
+    const tell = () => {
+      const edge = box.getBoundingClientRect().right;
+      const beyond = [...box.querySelectorAll("thead th")].filter((head) => head.getBoundingClientRect().right > edge + 12).length;
+      hint.hidden = beyond === 0;
+      card.classList.toggle("has-more", beyond > 0);
+      hint.textContent = `${beyond} more column${beyond === 1 ? "" : "s"}: scroll sideways →`;
+    };
+    box.addEventListener("scroll", tell, { passive: true });
+    new ResizeObserver(tell).observe(box);
+  }
+
+  document.querySelectorAll(".table-card").forEach(makeHint);
   document.querySelectorAll("table.sortable").forEach(makeSortable);
   document.querySelectorAll(".table-card:has(.filter)").forEach(makeFilter);
   document.querySelectorAll("button.copy").forEach(makeCopy);

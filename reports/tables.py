@@ -1,0 +1,313 @@
+"""What the report says in tables. Plain data: every cell with its words and with what its column sorts by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from autotune.results import Effect, HeldOut, Setting, StudyResults, Trial
+from reports import quality, roles, views
+from reports.numbers import (
+    NONE,
+    capitalised,
+    cleaned,
+    counted,
+    duration,
+    finite,
+    interval,
+    metric_label,
+    metric_value,
+    percent,
+    significant,
+    tokens,
+)
+from reports.roles import BEST_STATIC, REFERENCES, TUNED
+from reports.verdict import Tone, tone_of
+
+_ARM_WORDS = {
+    "reference": "Reference",
+    "published": "Published",
+    "static": "Static budget",
+    "search": "Search",
+    "random": "Random search",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A table cell. sort: what the column sorts by, the text when None. kind: how it is set."""
+
+    text: str
+    sort: float | None = None
+    kind: Literal["text", "number", "code", "head"] = "text"
+    tone: Tone | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table with a caption; empty: what stands there without rows. tall: scrolls within a height."""
+
+    id: str
+    caption: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    empty: str
+    sortable: bool = True
+    filterable: bool = False
+
+    @property
+    def numeric(self) -> tuple[bool, ...]:
+        """Which columns hold numbers."""
+        return tuple(any(cell.kind == "number" for cell in column) for column in zip(*self.rows, strict=True))
+
+
+def settings_table(results: StudyResults) -> Table:
+    """The exported setting beside the tuned one and its references, knob by knob."""
+    reference = roles.reference_role(results)
+    columns = [("Exported", results.exported)]
+    for role, name in ((TUNED, "Tuned"), (reference, capitalised(reference)), (BEST_STATIC, "Best static")):
+        if (held := roles.role(results, role)) is not None:
+            columns.append((name, held.setting))
+    if all(name != "Best static" for name, _ in columns):
+        columns.append(("Best static", results.best_static))
+    knobs = dict.fromkeys(knob for _, setting in columns for knob in setting.params)
+    rows = tuple(
+        (
+            Cell(cleaned(knob), kind="head", note="not identified" if knob in results.not_identified else None),
+            *(_knob_cell(setting, knob) for _, setting in columns),
+        )
+        for knob in knobs
+    )
+    return Table(
+        "settings", "Exported setting beside its references", ("Knob", *(n for n, _ in columns)), rows, "", False
+    )
+
+
+def _knob_cell(setting: Setting, knob: str) -> Cell:
+    if knob not in setting.params:
+        return Cell(NONE, kind="number")
+    if not roles.acts(setting, knob):
+        return Cell("no effect", kind="number")
+    return Cell(cleaned(tokens(setting.params[knob])), kind="number")
+
+
+def regimes_table(results: StudyResults) -> Table:
+    """Every held-out setting in every regime."""
+    metrics = _columns(results)
+    rows = []
+    reference = roles.reference_setting(results)
+    for regime in views.ordered_regimes(r for held in results.held_out for r in held.regimes):
+        base = reference.regimes.get(regime, {}) if reference else {}
+        for held in results.held_out:
+            if regime in held.regimes:
+                values = held.regimes[regime]
+                rows.append(
+                    (
+                        Cell(cleaned(regime), kind="head"),
+                        _setting_cell(held),
+                        *(
+                            _metric_cell(m, values.get(m), base.get(m) if held.role not in REFERENCES else None)
+                            for m in metrics
+                        ),
+                    )
+                )
+    names = ("Regime", "Setting", *(capitalised(metric_label(m)) for m in metrics))
+    return Table(
+        "regimes",
+        f"Held-out traces by regime, and the gain over the {roles.reference_role(results)}",
+        names,
+        tuple(rows),
+        "No setting was replayed on held-out traces.",
+        filterable=len(rows) > 12,
+    )
+
+
+def comparisons_table(results: StudyResults) -> Table:
+    """Every comparison with its intervals."""
+    metrics = list(
+        dict.fromkeys([o.metric for o in results.objectives] + [m for c in results.comparisons for m in c.overall])
+    )
+    metrics = [m for m in metrics if any(m in c.overall for c in results.comparisons)][:6]
+    rows = tuple(
+        (
+            Cell(
+                f"{capitalised(cleaned(c.candidate))} against {cleaned(c.reference)}",
+                kind="head",
+                note=f"{c.verdict}, on {counted(c.num_requests, 'request')} of {counted(c.num_traces, 'trace')}",
+            ),
+            *(_effect_cell(c.overall.get(m)) for m in metrics),
+            Cell(
+                percent(c.share_faster * 100, signed=False),
+                finite(c.share_faster),
+                "number",
+                note=interval(c.share_faster_interval[0] * 100, c.share_faster_interval[1] * 100, signed=False),
+            ),
+            Cell(percent(c.share_slower * 100, signed=False), finite(c.share_slower), "number"),
+        )
+        for c in results.comparisons
+    )
+    names = (
+        "Comparison",
+        *(capitalised(metric_label(m)) for m in metrics),
+        "Requests faster, end to end",
+        "Requests slower",
+    )
+    caption = "Comparisons on held-out traces: improvement and interval, geometric mean over the regimes"
+    return Table("comparisons", caption, names, rows, "No settings were compared.")
+
+
+def trials_table(results: StudyResults) -> Table:
+    """Every trial, failed ones with their reason."""
+    objectives = [o.metric for o in results.objectives]
+    names = (
+        "Trial",
+        "Why tried",
+        "Setting",
+        *(capitalised(metric_label(m)) for m in objectives),
+        "Front",
+        "Capped steps",
+        "Took",
+    )
+    rows = []
+    for trial in results.trials:
+        known = views.gains(trial)
+        values = [Cell(percent(known.get(m)), known.get(m), "number", tone=_sign(known.get(m))) for m in objectives]
+        if trial.state == "failed":
+            values[0] = Cell("failed", None, "text", "bad", cleaned(trial.reason or "no reason recorded", 300))
+        capped = _capped(trial)
+        rows.append(
+            (
+                Cell(f"{trial.number}", trial.number, "head", note=_trial_note(results, trial)),
+                Cell(_ARM_WORDS.get(trial.arm, trial.arm)),
+                Cell(cleaned(trial.setting.label), kind="code"),
+                *values,
+                Cell("●" if trial.on_front else "", float(trial.on_front)),
+                Cell(NONE if capped is None else percent(capped * 100, signed=False), capped, "number"),
+                Cell(duration(trial.duration_s), finite(trial.duration_s), "number"),
+            )
+        )
+    return Table(
+        "trials",
+        f"Trials on the tuning traces: gain over the {roles.reference_role(results)}",
+        names,
+        tuple(rows),
+        "No trial was run.",
+        filterable=True,
+    )
+
+
+def noise_table(results: StudyResults) -> Table:
+    """What the reference measured against itself showed."""
+    rows = tuple(
+        (
+            Cell(
+                capitalised(metric_label(n.metric)), kind="head", note=f"over {counted(n.num_traces, 'tuning trace')}"
+            ),
+            *(
+                Cell(percent(value, signed=False, digits=2), finite(value), "number")
+                for value in (n.replay_pct, n.objective_pct, n.visible_pct, n.visible_held_out_pct)
+            ),
+            Cell(f"{n.repeats:,}", n.repeats, "number"),
+        )
+        for n in results.noise
+    )
+    names = (
+        "Metric",
+        "Noise of one replay",
+        "Noise of one trial",
+        "Visible between two trials",
+        "Visible on the held-out traces",
+        "Replays per trial to see the smallest gain that counts",
+    )
+    return Table(
+        "noise",
+        "Noise: the reference measured against itself",
+        names,
+        rows,
+        "The study did not measure its noise.",
+        sortable=len(rows) > 1,
+    )
+
+
+def failures_table(results: StudyResults) -> Table:
+    """Why trials failed."""
+    rows = tuple(
+        (
+            Cell(group.reason, kind="head"),
+            Cell(f"{len(group.trials):,}", len(group.trials), "number"),
+            Cell(cleaned(", ".join(map(str, group.trials)))),
+        )
+        for group in quality.failures(results)
+    )
+    failed = sum(trial.state == "failed" for trial in results.trials)
+    caption = f"Failed trials: {failed:,} of {len(results.trials):,}"
+    return Table("failures", caption, ("Reason", "Count", "Trials"), rows, "No trial failed.", sortable=len(rows) > 1)
+
+
+def traces_table(results: StudyResults) -> Table:
+    """Every trace with its digest."""
+    rows = tuple(
+        (
+            Cell(cleaned(t.name), kind="head"),
+            Cell(cleaned(t.regime)),
+            Cell(capitalised(t.purpose)),
+            Cell(NONE if t.seed is None else str(t.seed), t.seed, "number"),
+            Cell(f"{t.num_requests:,}", t.num_requests, "number"),
+            Cell(duration(t.duration_s), finite(t.duration_s), "number"),
+            Cell(f"{significant(t.rate_per_s)} /s", finite(t.rate_per_s), "number"),
+            Cell(cleaned(t.digest), kind="code"),
+        )
+        for t in results.traces
+    )
+    names = ("Trace", "Regime", "Purpose", "Seed", "Requests", "Duration", "Rate", "Digest")
+    return Table("traces", "Traces of the study, with their digests", names, rows, "No trace is recorded.")
+
+
+def _columns(results: StudyResults) -> list[str]:
+    known = views.metrics_over_load(results)
+    usual = (
+        "mean_latency_s",
+        "p95_latency_s",
+        "mean_ttft_s",
+        "p95_ttft_s",
+        "mean_tpot_s",
+        "makespan_s",
+        "goodput_per_s",
+    )
+    return list(
+        dict.fromkeys([o.metric for o in results.objectives if o.metric in known] + [m for m in usual if m in known])
+    )[:8]
+
+
+def _setting_cell(held: HeldOut) -> Cell:
+    label = cleaned(held.setting.label)
+    if held.role not in roles.KNOWN and roles.is_static(held.setting):
+        return Cell("Static", note=label)
+    return Cell(capitalised(cleaned(held.role)), note=label)
+
+
+def _metric_cell(metric: str, value: float | None, reference: float | None) -> Cell:
+    gain = views.gain_over(metric, finite(value), finite(reference))
+    return Cell(metric_value(metric, value), finite(value), "number", note=None if gain is None else percent(gain))
+
+
+def _effect_cell(effect: Effect | None) -> Cell:
+    if effect is None:
+        return Cell(NONE, kind="number")
+    note = interval(effect.low_pct, effect.high_pct)
+    return Cell(percent(effect.improvement_pct), finite(effect.improvement_pct), "number", tone_of(effect), note)
+
+
+def _sign(value: float | None) -> Tone | None:
+    return None if value is None else "good" if value > 0.05 else "bad" if value < -0.05 else "even"
+
+
+def _capped(trial: Trial) -> float | None:
+    total = sum(trial.branch_steps.values())
+    return None if total <= 0 or roles.is_static(trial.setting) else 1 - trial.branch_steps.get("max", 0) / total
+
+
+def _trial_note(results: StudyResults, trial: Trial) -> str | None:
+    notes = [w for n, w in ((results.pick_trial, "pick"), (results.reference_trial, "reference")) if n == trial.number]
+    return ", ".join(notes) or None

@@ -1,0 +1,286 @@
+"""What a study concludes, in words: the headline, what the exported setting costs, and the tiles. Plain data.
+
+It follows what is exported. Every sentence is made from the numbers, in words that say what a reader sees happen
+(`1.7 % lower`), so that no sign has to be read twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from autotune import choose
+from autotune.records import Origin
+from autotune.results import Comparison, Effect, StudyResults
+from reports import roles
+from reports.numbers import capitalised, change, change_between, cleaned, counted, finite, metric_label, percent
+from reports.roles import BEST_STATIC, REFERENCES, TUNED, compared, role_words
+from reports.views import ordered_regimes
+
+Tone = Literal["good", "bad", "even"]
+_MOST_COSTS = 3
+"""Costs named per comparison; the smaller ones are counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """An interval on a line, as places from 0 to 100; zero: where no difference lies."""
+
+    zero: float
+    low: float
+    value: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Shares of a whole, in per cent: better, and worse; the rest is the same."""
+
+    better: float
+    worse: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One number that matters, with a word for its direction, and its interval in words and as a strip."""
+
+    label: str
+    value: str
+    word: str
+    note: str
+    tone: Tone
+    strip: Strip | None = None
+    split: Split | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """The verdict: a word, a sentence, the detail, what is exported because of it, and what that costs."""
+
+    word: str
+    tone: Tone
+    title: str
+    detail: str
+    exported: str
+    costs: tuple[str, ...]
+    tiles: tuple[Tile, ...]
+
+
+def headline(results: StudyResults) -> Headline:
+    """The verdict on what is exported, or on the tuned setting where the reference stays."""
+    reference = roles.reference_role(results)
+    subject = BEST_STATIC if results.exported_role == BEST_STATIC else TUNED
+    main = compared(results, reference, subject) or next(iter(results.comparisons), None)
+    exported = f"{roles.setting_words(results.exported)}, {cleaned(results.exported_role)}"
+    if main is None:
+        return Headline(
+            "Not compared",
+            "even",
+            "The study compared no settings on held-out traces",
+            "Nothing below is a result yet: figures of the search are flattered by selection.",
+            exported,
+            (),
+            (),
+        )
+    others = [c for r in (BEST_STATIC, TUNED) if (c := _other(results, r, subject)) is not None and c is not main]
+    same = roles.same_setting(results, subject, reference)
+    word, title = ("Unchanged", _kept(results, "Nothing beat {}, which stays")) if same else _title(results, main)
+    shown = [*([] if same else [main]), *others[:1]]
+    return Headline(
+        word,
+        "good" if main.verdict == "better" else "bad" if main.verdict == "worse" else "even",
+        title,
+        " ".join([*(_sentence(results, c, names_basis=c is shown[0]) for c in shown), *_noise_floor(results)]),
+        exported,
+        costs(results),
+        tuple(_tiles(results, shown)),
+    )
+
+
+def costs(results: StudyResults) -> tuple[str, ...]:
+    """What the exported setting does clearly worse than the settings beside it, greatest first; one line for each.
+
+    Clearly: the whole interval lies on the worse side. Against the best static budget a preferred metric is named
+    even when it is not clearly worse, because then that budget might do as well without P-PAS.
+    """
+    subject = results.exported_role if results.exported_role in roles.KNOWN else TUNED
+    lines = []
+    for other in (roles.reference_role(results), BEST_STATIC, TUNED):
+        comparison = _other(results, other, subject)
+        if comparison is None:
+            continue
+        named = list(_cost_items(results, comparison, names_doubts=other == BEST_STATIC))
+        if named:
+            text = "; ".join(named[:_MOST_COSTS])
+            more = len(named) - _MOST_COSTS
+            text += f"; and {counted(more, 'smaller one')}" if more > 0 else ""
+            lines.append(f"Against {role_words(other)}: {text}.")
+    return tuple(lines)
+
+
+def _cost_items(results: StudyResults, comparison: Comparison, *, names_doubts: bool) -> Iterator[str]:
+    preferred = _preferred(results, comparison)
+    found: list[tuple[float, str]] = []
+    for metric, effect in comparison.overall.items():
+        by_regime = {
+            regime: effects[metric]
+            for regime in ordered_regimes(comparison.regimes)
+            if metric in (effects := comparison.regimes[regime]) and _is_worse(effects[metric], metric)
+        }
+        worst = min(by_regime, key=lambda regime: by_regime[regime].improvement_pct, default=None)
+        label = metric_label(metric)
+        if _is_worse(effect, metric):
+            text = f"{label} {change(effect.improvement_pct, metric)} ({_within(effect, metric)})"
+            if worst is not None and len(comparison.regimes) > 1:
+                text += f", {change(by_regime[worst].improvement_pct, metric)} at {cleaned(worst, 40)}"
+            found.append((effect.improvement_pct, text))
+        elif worst is not None and len(comparison.regimes) > 1:
+            there = by_regime[worst]
+            text = f"{label} {change(there.improvement_pct, metric)} at {cleaned(worst, 40)} ({_within(there, metric)})"
+            # In one regime only: it weighs as much as one regime does in the overall figure.
+            found.append((there.improvement_pct / len(comparison.regimes), text))
+        elif names_doubts and metric in preferred and _reads_as_worse(effect.improvement_pct, metric):
+            text = f"{label} {change(effect.improvement_pct, metric)}, which is not sure ({_within(effect, metric)})"
+            found.append((effect.improvement_pct, text))
+    return (text for _, text in sorted(found))
+
+
+def _is_worse(effect: Effect, metric: str) -> bool:
+    return effect.high_pct < 0 and _reads_as_worse(effect.improvement_pct, metric)
+
+
+def _reads_as_worse(improvement_pct: float, metric: str) -> bool:
+    return improvement_pct < 0 and finite(improvement_pct) is not None and change(improvement_pct, metric)[0].isdigit()
+
+
+def _within(effect: Effect, metric: str) -> str:
+    return change_between(effect.low_pct, effect.high_pct, metric)
+
+
+def _other(results: StudyResults, other: str, subject: str) -> Comparison | None:
+    """The comparison of `subject` with another role, unless that is the same setting."""
+    if other == subject or roles.same_setting(results, subject, other):
+        return None
+    return compared(results, other, subject)
+
+
+def _title(results: StudyResults, main: Comparison) -> tuple[str, str]:
+    """The chip's word and the headline."""
+    word = capitalised(main.verdict)
+    if results.exported_role in REFERENCES:
+        kept = {
+            "worse": "The tuned setting is worse: {} stays",
+            "no clear winner": "No clear winner: {} stays",
+            "inconclusive": "Inconclusive: {} stays",
+        }
+        return word, _kept(results, kept.get(main.verdict, "{} stays"))
+    if results.exported_role in (TUNED, BEST_STATIC) and roles.is_static(results.exported) and main.verdict == "better":
+        budget = roles.setting_words(results.exported).removesuffix(" (P-PAS off)").removeprefix("static budget ")
+        return "Better without P-PAS", f"A static budget is better: {budget} tokens a step; P-PAS is not needed here"
+    candidate, reference = role_words(main.candidate), role_words(main.reference)
+    if main.verdict in ("better", "worse"):
+        return word, capitalised(f"{candidate} is {main.verdict} than {reference}")
+    if main.verdict == "no clear winner":
+        return word, f"No clear winner between {candidate} and {reference}"
+    return word, capitalised(f"{candidate} against {reference} is inconclusive")
+
+
+def _kept(results: StudyResults, sentence: str) -> str:
+    return capitalised(sentence.format(role_words(roles.reference_role(results))))
+
+
+def _sentence(results: StudyResults, comparison: Comparison, *, names_basis: bool) -> str:
+    """What a comparison found in the preferred metrics, and on what it rests."""
+    metrics = [m for m in _preferred(results, comparison) if m in comparison.overall]
+    effects = [
+        f"{metric_label(m)} {_is(comparison.overall[m].improvement_pct, m)} "
+        f"({comparison.confidence:.0%} interval {_within(comparison.overall[m], m)})"
+        for m in metrics
+    ]
+    subject = "" if comparison.candidate == TUNED else f"{role_words(comparison.candidate)}: "
+    text = f"{subject}against {role_words(comparison.reference)} {' and '.join(effects)}"
+    if names_basis:
+        origin = "simulated " if results.origin == Origin.SIMULATED else ""
+        traces = counted(comparison.num_traces, f"{origin}held-out trace")
+        text += f", over {traces} with {counted(comparison.num_requests, 'request')}"
+    return capitalised(text) + "."
+
+
+def _is(improvement_pct: float, metric: str) -> str:
+    words = change(improvement_pct, metric)
+    return f"is {words}" if words[0].isdigit() else "shows no difference" if words == "no difference" else words
+
+
+def _noise_floor(results: StudyResults) -> list[str]:
+    if not results.noise:
+        return []
+    floor = max(noise.visible_held_out_pct for noise in results.noise)
+    return [f"Differences below {percent(floor, signed=False)} drown in the noise of the measurement."]
+
+
+def _preferred(results: StudyResults, comparison: Comparison) -> list[str]:
+    objectives = [objective.metric for objective in results.objectives]
+    asked = choose.preferred_metrics(results.prefer, objectives) if objectives else ()
+    return list(dict.fromkeys([comparison.preferred_metric, *asked]))
+
+
+def _tiles(results: StudyResults, shown: Sequence[Comparison]) -> list[Tile]:
+    if not shown:
+        return []
+    main = shown[0]
+    picked = [(comparison, comparison.preferred_metric) for comparison in shown]
+    picked += [(main, o.metric) for o in results.objectives if o.metric != main.preferred_metric][:1]
+    effects = [(c, metric, c.overall[metric]) for c, metric in picked if metric in c.overall]
+    ends = [v for *_, e in effects for v in (e.low_pct, e.high_pct, 0.0) if finite(v) is not None]
+    tiles = []
+    for comparison, metric, effect in effects:
+        words = change(effect.improvement_pct, metric)
+        number, unit, direction = words.partition(" % ")
+        tiles.append(
+            Tile(
+                f"{capitalised(metric_label(metric))} against {role_words(comparison.reference)}",
+                f"{number} %" if unit else capitalised(words),
+                direction,
+                f"{comparison.confidence:.0%} interval: {_within(effect, metric)}",
+                tone_of(effect),
+                _strip(effect, min(ends), max(ends)),
+            )
+        )
+    return [*tiles, _share_tile(main)]
+
+
+def _share_tile(main: Comparison) -> Tile:
+    low, high = main.share_faster_interval
+    note = f"slower: {percent(main.share_slower * 100, signed=False)}"
+    if finite(low) is not None and finite(high) is not None:
+        note = f"{main.confidence:.0%} interval: {low * 100:.1f} to {percent(high * 100, signed=False)}; {note}"
+    known = not math.isnan(main.share_faster + main.share_slower)
+    return Tile(
+        f"Requests whose end-to-end latency is lower than with {role_words(main.reference)}",
+        percent(main.share_faster * 100, signed=False),
+        "of requests",
+        note,
+        "good" if low > main.share_slower else "bad" if high < main.share_slower else "even",
+        split=Split(main.share_faster * 100, main.share_slower * 100) if known else None,
+    )
+
+
+def tone_of(effect: Effect) -> Tone:
+    """Good or bad when the whole interval lies on that side of 0 and the value is no 0 as written."""
+    if finite(effect.improvement_pct) is None or round(effect.improvement_pct, 1) == 0:
+        return "even"
+    return "good" if effect.low_pct > 0 else "bad" if effect.high_pct < 0 else "even"
+
+
+def _strip(effect: Effect, low: float, high: float) -> Strip | None:
+    if any(finite(v) is None for v in (effect.low_pct, effect.improvement_pct, effect.high_pct)):
+        return None
+    margin = 0.08 * max(high - low, 1.0)
+    low, high = low - margin, high + margin
+
+    def place(value: float) -> float:
+        return round((value - low) / (high - low) * 100, 2)
+
+    return Strip(place(0), place(effect.low_pct), place(effect.improvement_pct), place(effect.high_pct))
