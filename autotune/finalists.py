@@ -77,10 +77,12 @@ def compare_finalists(study: Measurement, held_out: dict[str, list[Replay]]) -> 
 def check_cold(study: Measurement, exported: PolicyParams, hot: Sequence[Replay]) -> ColdCheck | None:
     """The exported setting on a server started with exactly the exported file, against its hot measurements.
 
-    hot: its replays on the held-out traces. None for a simulated study, where there is nothing to start.
+    hot: its replays on the held-out traces. None where there is nothing to start, or the study
+    asks for none.
     """
     evaluator, plan = study.plan.evaluator, study.plan
-    if not isinstance(evaluator, LiveEvaluator):
+    server = plan.spec.server
+    if not isinstance(evaluator, LiveEvaluator) or server is None or not server.cold_check:
         return None
     config = write_vllm_config(exported, study.run.path / "servers" / "exported.yaml")
     traces = plan.held_out[:_COLD_TRACES]

@@ -130,6 +130,9 @@ class ServerSpec(_Model):
     vocabulary_size: Annotated[int, Field(ge=32, le=10_000_000)] = Field(
         default=32_000, description="Prompts are drawn from token ids below this; not above the model's own."
     )
+    cold_check: bool = Field(
+        default=True, description="Check the export at the end on a server started cold with exactly the exported file."
+    )
     start_timeout: str = Field(default="15m", description="How long the server may take to become healthy.")
     request_timeout: str = Field(default="10m", description="How long one request may take before it counts as failed.")
     max_send_lag_ms: Annotated[float, Field(gt=0, le=1000)] = Field(

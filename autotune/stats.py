@@ -174,7 +174,9 @@ def _resample_regime(
         numerator, denominator = of_setting.mean(axis=1), of_reference.mean(axis=1)
         if metrics.metric(name).better == "higher":
             numerator, denominator = denominator, numerator
-        ratios[name] = np.divide(numerator, denominator, out=np.full(resamples, np.nan), where=denominator > 0)
+        # A draw in which either is zero (all tokens in one chunk: no TPOT to speak of) has no ratio.
+        defined = (numerator > 0) & (denominator > 0)
+        ratios[name] = np.divide(numerator, denominator, out=np.full(resamples, np.nan), where=defined)
     return _Draws(ratios, faster.sum(axis=1), requests.sum(axis=1))
 
 

@@ -206,7 +206,8 @@ class _Tuner:
         settled, reasons = choose.settle(pick, picked.branch_steps, self.plan.reference)
         if settled != pick:
             measured = self.study.remembered(f"references/settled-{folder_name(settled.label())}", settled)
-            bound = choose.score(picked.objectives, self.preferred) * (1 + self.spec.tie_pct / 100)
+            tie_pct = max([self.spec.tie_pct, *(noise.visible_pct for noise in self.study.noise)])
+            bound = choose.score(picked.objectives, self.preferred) * (1 + tie_pct / 100)
             if measured.reason is None and choose.score(measured.objectives, self.preferred) <= bound:
                 pick, fate = settled, "the reference's value is taken"
             else:
