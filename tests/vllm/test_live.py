@@ -198,7 +198,7 @@ def test_the_published_variables_alone_switch_it_on(servers: tuple[Server, Serve
     server.load()
     params = PolicyParams(b_max=1024, b_cap=96, scope=Scope.PREFILL, max_num_seqs=8)
     assert assert_rows_follow(rows_of(server), params) == {"max", "pressure"}
-    assert "P-PAS settings: 2/1024/96 prefill (from environment); SyncPpasScheduler" in server.log.read_text()
+    assert f"P-PAS settings: {params.label()} (from environment); SyncPpasScheduler" in server.log.read_text()
     assert server.call("GET", "/ppas/status")[0] == 404  # the routes are off unless VLLM_PLUGINS names them
 
 
