@@ -258,9 +258,9 @@ def _share_tile(main: Comparison) -> Tile:
         note = f"{main.confidence:.0%} interval: {low * 100:.1f} to {percent(high * 100, signed=False)}; {note}"
     known = not math.isnan(main.share_faster + main.share_slower)
     return Tile(
-        f"Requests whose end-to-end latency is lower than with {role_words(main.reference)}",
+        f"Requests with lower end-to-end latency than with {role_words(main.reference)}",
         percent(main.share_faster * 100, signed=False),
-        "of requests",
+        "of them",
         note,
         "good" if low > main.share_slower else "bad" if high < main.share_slower else "even",
         split=Split(main.share_faster * 100, main.share_slower * 100) if known else None,

@@ -8,7 +8,9 @@ from functools import cache
 
 import sample_study
 
-from autotune.results import Effect, Setting, StudyResults
+from autotune.records import Origin
+from autotune.results import ColdCheck, DriftPoint, Effect, NoiseInfo, Setting, StudyResults
+from ppas_core.policy import PolicyParams
 
 HOSTILE = "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=1'>%{x}<b>&lt;"
 
@@ -74,6 +76,71 @@ def _not_finite() -> StudyResults:
             "importance": {"mean_latency_s": {"b_cap": math.nan}},
         }
     )
+
+
+def live(**update: object) -> StudyResults:
+    """A live study with all that it measures of itself."""
+    noise = NoiseInfo(
+        metric="mean_latency_s", replay_pct=4.2, objective_pct=1.7, visible_pct=6.9, visible_held_out_pct=5.1,
+        repeats=4, num_traces=6,
+    )  # fmt: skip
+    drift = [
+        DriftPoint(after_trial=n, change_pct=c, reason=r)
+        for n, c, r in ((8, 1.2, None), (16, None, "2 of 40 requests failed: timeout"), (24, -8.4, None))
+    ]
+    cold = ColdCheck(metric="mean_latency_s", num_traces=4, change_pct=2.34, reason="2.3 % above hot")
+    return _changed(**{"origin": Origin.LIVE, "noise": [noise], "drift": drift, "cold": cold, **update})
+
+
+def static_pick(*, exported_role: str = "tuned") -> StudyResults:
+    """The pick is a static budget of 4096 with knobs that do nothing; the same as the best static budget."""
+    study = _small()
+    static = Setting.of(PolicyParams(b_max=4096, b_cap=4096, n_th=3, t_large=49152))
+    held = [h.model_copy(update={"setting": static}) if h.role == "tuned" else h for h in study.held_out]
+    trials = [t.model_copy(update={"setting": static}) if t.number == study.pick_trial else t for t in study.trials]
+    return study.model_copy(
+        update={"held_out": held, "trials": trials, "exported": static, "exported_role": exported_role}
+    )
+
+
+def static_exported() -> StudyResults:
+    """The best static budget beats the paper default; the tuned setting does not beat it."""
+    study = _small()
+    tuned, static = study.comparisons
+    turned = static.model_copy(update={"candidate": "paper default", "reference": "best static", "verdict": "worse"})
+    loss = {m: Effect(improvement_pct=-25.0, low_pct=-30.0, high_pct=-20.0) for m in turned.overall}
+    even = {m: Effect(improvement_pct=-0.8, low_pct=-2.0, high_pct=0.4) for m in turned.overall}
+    comparisons = [
+        tuned,
+        static.model_copy(update={"verdict": "no clear winner", "overall": even, "regimes": {}}),
+        turned.model_copy(update={"overall": loss, "regimes": {}}),
+    ]
+    return study.model_copy(
+        update={"comparisons": comparisons, "exported": study.best_static, "exported_role": "best static"}
+    )
+
+
+def kept() -> StudyResults:
+    """No clear winner, so the paper default is exported."""
+    study = _small()
+    even = {m: Effect(improvement_pct=-0.01, low_pct=-0.04, high_pct=0.04) for m in study.comparisons[0].overall}
+    first = study.comparisons[0].model_copy(update={"verdict": "no clear winner", "overall": even, "num_traces": 1})
+    reference = study.held_out[1].setting
+    return study.model_copy(
+        update={
+            "comparisons": [first, study.comparisons[1]],
+            "exported": reference,
+            "exported_role": "paper default",
+        }
+    )
+
+
+def unchanged() -> StudyResults:
+    """The pick is the paper default itself."""
+    study = kept()
+    reference = study.held_out[1]
+    held = [h.model_copy(update={"setting": reference.setting}) if h.role == "tuned" else h for h in study.held_out]
+    return study.model_copy(update={"held_out": held, "pick_trial": study.reference_trial})
 
 
 def hostile() -> StudyResults:
@@ -181,15 +248,15 @@ ODD: dict[str, Callable[[], StudyResults]] = {
             for c in _small().comparisons
         ],
     ),
-    "measured live": lambda: _changed(origin="live"),
-    "no clear winner": lambda: _changed(
-        comparisons=[
-            c.model_copy(
-                update={"verdict": "no clear winner", "sentence": "No clear winner between tuned and paper default"}
-            )
-            for c in _small().comparisons
-        ],
-        exported_role="paper default",
+    "measured live": live,
+    "live, nothing measured again": lambda: live(noise=[], drift=[], cold=None),
+    "live, measured in vain": lambda: live(
+        drift=[DriftPoint(after_trial=8, change_pct=None, reason="timeout")],
+        cold=ColdCheck(metric="mean_latency_s", num_traces=0, change_pct=None, reason="the server did not start"),
     ),
+    "the pick is a static budget": static_pick,
+    "a static budget is exported": static_exported,
+    "no clear winner": kept,
+    "the pick is the reference": unchanged,
     "markup everywhere": hostile,
 }

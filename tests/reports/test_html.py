@@ -117,6 +117,7 @@ def test_every_figure_has_a_heading_a_caption_and_a_text_alternative(page, study
         "slices",
         "landscape",
     ]
+    assert "drift" not in panels.all_panels(study)
     assert sum(t == "figcaption" for t, _ in page.tags) == len(PANELS)
     for panel in panels.all_panels(study).values():
         assert panel.missing is None
@@ -129,20 +130,50 @@ def test_a_simulated_study_says_so_in_the_title_the_header_and_every_figure(page
     assert len(badges) >= 1 + len(PANELS) + 3
     assert "(simulated)" in page.text
     assert page.text.count("Simulated, not measured on a server.") == len(PANELS)
-    assert "Measured live" not in page.text
+    assert "Measurement quality" not in page.text
+    assert not any("badge-live" in (a.get("class") or "") for _, a in page.tags)
 
 
 def test_a_live_study_never_says_simulated():
     page = odd("measured live")[0]
     assert "simulated" not in page.text.lower()
-    assert page.text.count("Measured on a live server.") == len(PANELS)
+    assert page.text.count("Measured on a live server.") == len(PANELS) + 1
+    badges = [a for _, a in page.tags if "badge" in (a.get("class") or "").split()]
+    assert len(badges) > len(PANELS)
+    assert all("badge-live" in a["class"] for a in badges)
+
+
+def test_a_live_study_shows_its_noise_its_drift_its_cold_start_and_its_failures():
+    page, shown = odd("measured live")
+    assert "From 5.1 % on, a difference in mean end-to-end latency on the held-out traces is more than" in page.text
+    assert "over 6 tuning traces 4.20 % 1.70 % 6.90 % 5.10 % 4" in page.text
+    assert "2 further measurements of the reference: at most 8.4 % from the first. 1 within what noise" in page.text
+    assert "1 measurement failed; the first, after 16 trials: 2 of 40 requests failed: timeout." in page.text
+    assert "on a server started cold with the exported file: 2.3 % higher than on the warm one" in page.text
+    failed = [t for t in odd_studies.live().trials if t.state == "failed"]
+    assert f"Failed trials: {len(failed)} of 28" in page.text
+    assert list(shown["drift"].variants[""].data[0].y) == [1.2, -8.4]
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("live, nothing measured again", "The noise of this study was not measured."),
+        ("live, nothing measured again", "The search was too short to measure the reference again."),
+        ("live, nothing measured again", "was not measured on a server started cold"),
+        ("live, measured in vain", "The reference could not be measured again: timeout"),
+        ("live, measured in vain", "could not be measured on a server started cold with it: the server did not start"),
+    ],
+)
+def test_what_a_live_study_could_not_measure_of_itself_is_said(name, sentence):
+    assert sentence in odd(name)[0].text
 
 
 def test_the_headline_is_the_verdict_with_its_interval(page):
-    assert "Better Tuned is better than paper default" in page.text
-    assert "Mean end-to-end latency 7.9 % better (95% interval +6.0 to +9.6 %)" in page.text
-    assert "7.9 % lower 95% interval 6.0 to 9.6 % lower" in page.text
-    assert "86.0 % faster 82.0 to 89.5 %; slower: 9.0 %" in page.text
+    assert "Better The tuned setting is better than the paper default" in page.text
+    assert "mean end-to-end latency is 7.9 % lower (95% interval 6.0 to 9.6 % lower)" in page.text
+    assert "7.9 % lower 95% interval: 6.0 to 9.6 % lower" in page.text
+    assert "86.0 % of them 95% interval: 82.0 to 89.5 %; slower: 9.0 %" in page.text
 
 
 def test_every_trial_every_trace_digest_and_every_held_out_mean_is_in_a_table(page, study):
@@ -178,7 +209,7 @@ def test_plotly_is_in_the_file_once(study):
 def test_an_odd_study_still_makes_a_whole_report(name):
     page, shown = odd(name)
     assert page.open == []
-    assert sum(t == "figure" for t, _ in page.tags) == len(PANELS)
+    assert sum(t == "figure" for t, _ in page.tags) == len(shown) == len(PANELS) + ("drift" in shown)
     for panel in shown.values():
         for variant in panel.variants.values():
             if isinstance(variant, Missing):
@@ -204,7 +235,7 @@ def _has_data(trace) -> bool:
         ("all trials failed", "None of the 28 trials finished"),
         ("nothing held out", "compared no settings on held-out traces"),
         ("no words", "recorded no command line"),
-        ("no clear winner", "No clear winner between tuned and paper default"),
+        ("no clear winner", "No clear winner: the paper default stays"),
     ],
 )
 def test_what_is_missing_is_said_in_words(name, sentence):

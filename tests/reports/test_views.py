@@ -9,8 +9,9 @@ import pytest
 import sample_study
 
 from autotune.results import Effect, StudyResults
-from reports import pairs, plane, views
-from reports.views import BEST_STATIC, PAPER_DEFAULT, Missing
+from reports import pairs, plane, roles, views
+from reports.roles import BEST_STATIC, PAPER_DEFAULT
+from reports.views import Missing
 
 
 @pytest.fixture(scope="module")
@@ -181,7 +182,7 @@ def test_the_landscape_turns_ratios_into_gains_and_keeps_the_holes(study):
 
 
 def test_a_static_budget_has_no_branches_worth_showing(study):
-    assert views.is_static(study.held_out[2].setting)
+    assert roles.is_static(study.held_out[2].setting)
     assert [role for role, _ in views.branches(study).settings] == ["tuned", PAPER_DEFAULT]
 
 
@@ -189,8 +190,8 @@ def test_a_study_with_a_reference_of_its_own_is_measured_against_that(study):
     held = [h.model_copy(update={"role": "reference"}) if h.role == PAPER_DEFAULT else h for h in study.held_out]
     comparisons = [study.comparisons[0].model_copy(update={"reference": "reference"}), study.comparisons[1]]
     changed = study.model_copy(update={"held_out": held, "comparisons": comparisons})
-    assert views.reference_role(changed) == "reference"
-    assert views.compared(changed, "reference") is comparisons[0]
+    assert roles.reference_role(changed) == "reference"
+    assert roles.compared(changed, "reference") is comparisons[0]
     assert views.over_load(changed, "mean_latency_s").lines[0].gain_pct == pytest.approx([8.0] * 6)
     assert not isinstance(pairs.paired(changed, "reference", "latency_s"), Missing)
 
@@ -198,7 +199,7 @@ def test_a_study_with_a_reference_of_its_own_is_measured_against_that(study):
 def test_a_comparison_of_two_references_is_not_taken_for_one_of_the_tuned_setting(study):
     other = study.comparisons[1].model_copy(update={"candidate": PAPER_DEFAULT})
     changed = study.model_copy(update={"comparisons": [other, *study.comparisons]})
-    assert views.compared(changed, BEST_STATIC) is study.comparisons[1]
+    assert roles.compared(changed, BEST_STATIC) is study.comparisons[1]
 
 
 def test_shares_of_branches_add_up_to_one_for_each_setting(study):

@@ -1,0 +1,216 @@
+"""What the report says first: the verdict, what it costs, and static budgets across load, in words."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import odd_studies
+import pytest
+import sample_study
+
+from autotune.results import Effect, StudyResults
+from ppas_core.policy import PolicyParams
+from reports import roles, statics, summary, tables, verdict, views
+from reports.html import render
+
+MEAN, TPOT = "mean_latency_s", "mean_tpot_s"
+
+
+@pytest.fixture(scope="module")
+def study() -> StudyResults:
+    return sample_study.build(num_search=12, num_random=8, requests=6)
+
+
+def effect(value: float, low: float, high: float) -> Effect:
+    return Effect(improvement_pct=value, low_pct=low, high_pct=high)
+
+
+def with_effects(study: StudyResults, number: int, overall: dict, regimes: dict | None = None) -> StudyResults:
+    """The study with these effects in its comparison of that number (0: paper default, 1: best static)."""
+    made = list(study.comparisons)
+    made[number] = made[number].model_copy(update={"overall": overall, "regimes": regimes or {}})
+    return study.model_copy(update={"comparisons": made})
+
+
+def gain(number: float) -> dict[str, Effect]:
+    return {MEAN: effect(number, number - 1, number + 1)}
+
+
+def test_the_headline_of_an_exported_tuned_setting_is_its_verdict(study):
+    head = verdict.headline(study)
+    assert (head.word, head.tone) == ("Better", "good")
+    assert head.title == "The tuned setting is better than the paper default"
+    assert head.exported.endswith(", tuned")
+
+
+def test_where_a_static_budget_is_exported_the_headline_says_that_p_pas_is_not_needed():
+    head = verdict.headline(odd_studies.static_exported())
+    assert (head.word, head.tone) == ("Better without P-PAS", "good")
+    assert head.title == "A static budget is better: 4,096 tokens a step; P-PAS is not needed here"
+    assert head.exported == "static budget 4,096 (P-PAS off), best static"
+    # The comparison was made the other way round: 25 % worse of a ratio of 1.25 is 1 - 1/1.25 = 20 % better.
+    assert (
+        "against the paper default mean end-to-end latency is 20.0 % lower (95% interval 16.7 to 23.1 %" in head.detail
+    )
+    assert "The best static budget: against the tuned setting mean end-to-end latency is 0.8 % lower" in head.detail
+
+
+def test_a_pick_that_is_a_static_budget_is_named_as_one_and_its_idle_knobs_are_not_shown():
+    study = odd_studies.static_pick()
+    head = verdict.headline(study)
+    assert head.title == "A static budget is better: 4,096 tokens a step; P-PAS is not needed here"
+    assert head.exported == "static budget 4,096 (P-PAS off), tuned"
+    copied = json.loads(summary.exported_json(study))
+    assert copied == {"b_max": 4096, "b_cap": 4096, "max_num_seqs": 256}
+    assert PolicyParams.from_dict(copied).is_static
+    rows = {row[0].text: row[1].text for row in tables.settings_table(study).rows}
+    assert (rows["b_max"], rows["n_th"], rows["t_large"], rows["b_cap"]) == ("4,096", *["no effect"] * 3)
+    assert "Knobs that do nothing then are left out" in render(study)
+
+
+def test_a_static_budget_has_no_place_on_a_slice_along_a_knob_that_does_nothing_in_it(study):
+    static = {t.number for t in study.trials if roles.is_static(t.setting)}
+    shown = {p.trial.number for p in views.slice_of(study, "n_th", MEAN).points}
+    assert len(static) >= 6
+    assert not shown & static
+    assert static <= {p.trial.number for p in views.slice_of(study, "b_max", MEAN).points}
+
+
+@pytest.mark.parametrize(
+    ("found", "title"),
+    [
+        ("no clear winner", "No clear winner: the paper default stays"),
+        ("worse", "The tuned setting is worse: the paper default stays"),
+        ("inconclusive", "Inconclusive: the paper default stays"),
+    ],
+)
+def test_where_the_reference_is_exported_the_headline_says_that_it_stays(found, title):
+    study = odd_studies.kept()
+    first = study.comparisons[0].model_copy(update={"verdict": found})
+    study = study.model_copy(update={"comparisons": [first, study.comparisons[1]]})
+    assert verdict.headline(study).title == title
+
+
+def test_where_the_pick_is_the_reference_nothing_is_compared_with_itself():
+    head = verdict.headline(odd_studies.unchanged())
+    assert (head.word, head.title) == ("Unchanged", "Nothing beat the paper default, which stays")
+    assert all("against the paper default" not in tile.label for tile in head.tiles)
+    assert any("against the best static budget" in tile.label for tile in head.tiles)
+
+
+def test_a_difference_that_rounds_to_nothing_is_no_difference_and_one_trace_is_one_trace():
+    head = verdict.headline(odd_studies.kept())
+    assert "mean end-to-end latency shows no difference (95% interval less than 0.1 % either way)" in head.detail
+    assert "over 1 simulated held-out trace with" in head.detail
+    assert (head.tiles[0].value, head.tiles[0].word, head.tiles[0].tone) == ("No difference", "", "even")
+
+
+def test_what_is_clearly_worse_is_a_cost_with_its_interval_and_its_worst_load(study):
+    changed = with_effects(
+        study,
+        0,
+        {**gain(8.0), TPOT: effect(-20.2, -22.1, -18.1), "makespan_s": effect(-0.3, -0.9, 0.3)},
+        {"λ=0.4": {TPOT: effect(-5.0, -6.0, -4.0)}, "λ=1.4": {TPOT: effect(-38.7, -40.0, -37.0)}},
+    )
+    assert verdict.costs(with_effects(changed, 1, gain(13.0))) == (
+        "Against the paper default: mean TPOT 20.2 % higher (18.1 to 22.1 % higher), 38.7 % higher at λ=1.4.",
+    )
+
+
+def test_a_load_at_which_the_setting_is_clearly_worse_is_a_cost_though_the_whole_is_better(study):
+    regimes = {"λ=0.4": {MEAN: effect(-1.9, -4.0, -0.1)}, "λ=1.4": gain(9.0)}
+    changed = with_effects(with_effects(study, 0, gain(8.0), regimes), 1, gain(13.0))
+    assert verdict.costs(changed) == (
+        "Against the paper default: mean end-to-end latency 1.9 % higher at λ=0.4 (0.1 to 4.0 % higher).",
+    )
+
+
+def test_a_static_budget_that_may_do_as_well_is_named_even_when_that_is_not_sure(study):
+    changed = with_effects(with_effects(study, 0, gain(8.0)), 1, {MEAN: effect(-1.2, -3.0, 0.5)})
+    assert verdict.costs(changed) == (
+        "Against the best static budget: mean end-to-end latency 1.2 % higher, which is not sure "
+        "(3.0 % higher to 0.5 % lower).",
+    )
+
+
+def test_a_setting_that_costs_nothing_has_no_costs(study):
+    changed = with_effects(with_effects(study, 0, gain(8.0)), 1, gain(13.0))
+    assert verdict.costs(changed) == ()
+    assert 'class="costs"' not in render(changed)
+
+
+def test_many_costs_are_cut_to_the_greatest_and_the_rest_is_counted(study):
+    names = ("p95_latency_s", "mean_ttft_s", "p95_ttft_s", TPOT, "makespan_s")
+    worse = {metric: effect(-n, -n - 1, -n + 0.5) for n, metric in enumerate(names, start=1)}
+    changed = with_effects(with_effects(study, 0, {**gain(8.0), **worse}), 1, gain(13.0))
+    (line,) = verdict.costs(changed)
+    assert line.startswith("Against the paper default: makespan 5.0 % higher")
+    assert line.endswith("P95 TTFT 3.0 % higher (2.5 to 4.0 % higher); and 2 smaller ones.")
+
+
+def test_costs_follow_what_is_exported(study):
+    """The paper default is kept although the tuned setting is clearly better in one metric: that is its cost."""
+    kept = with_effects(odd_studies.kept(), 0, {**gain(0.2), TPOT: effect(20.0, 18.0, 22.0)})
+    assert any(line.startswith("Against the tuned setting: mean TPOT 25.0 % higher") for line in verdict.costs(kept))
+
+
+def test_no_sentence_of_the_headline_needs_two_signs_to_be_read(study):
+    for made in (study, odd_studies.kept(), odd_studies.static_exported()):
+        head = verdict.headline(made)
+        for text in (head.title, head.detail, *head.costs, *(tile.note for tile in head.tiles)):
+            assert "−" not in text
+            assert "-0" not in text
+
+
+def test_seen_from_the_other_side_a_comparison_turns_its_ratios_round(study):
+    first = study.comparisons[0].model_copy(update={"overall": {MEAN: effect(20.0, 10.0, 50.0)}})
+    turned = roles.mirrored(first)
+    assert (turned.candidate, turned.reference, turned.verdict) == ("paper default", "tuned", "worse")
+    other = turned.overall[MEAN]
+    assert (other.improvement_pct, other.low_pct, other.high_pct) == pytest.approx((-25.0, -100.0, -100 / 9))
+    back = roles.mirrored(turned)
+    assert back.overall[MEAN].low_pct == pytest.approx(10.0)
+    assert (turned.share_faster, turned.share_slower) == (first.share_slower, first.share_faster)
+    assert math.isnan(turned.share_faster_interval[0])
+
+
+def held_out_means(study: StudyResults, means: dict[int, dict[str, float]]) -> StudyResults:
+    """The study with only these static budgets on the held-out traces, budget to regime to mean latency."""
+    static = next(h for h in study.held_out if h.role == "static")
+    held = [
+        static.model_copy(
+            update={
+                "role": f"mbt-{budget}",
+                "setting": static.setting.model_copy(update={"params": {"b_max": budget, "b_cap": budget}}),
+                "regimes": {regime: {MEAN: value} for regime, value in values.items()},
+            }
+        )
+        for budget, values in means.items()
+    ]
+    return study.model_copy(update={"held_out": held})
+
+
+@pytest.mark.parametrize(
+    ("means", "sentence"),
+    [
+        (
+            {2048: {"λ=1": 3.0, "λ=2": 4.0}, 8192: {"λ=1": 2.0, "λ=2": 5.0}},
+            "No static budget here has the lowest mean end-to-end latency at every load: it is 8,192 at λ=1; "
+            "2,048 at λ=2.",
+        ),
+        (
+            {2048: {"λ=1": 2.0, "λ=2": 4.0}, 8192: {"λ=1": 2.0, "λ=2": 5.0}},
+            "Of 2 static budgets here, 2,048 has the lowest mean end-to-end latency at every load, or ties.",
+        ),
+        ({2048: {"λ=1": 2.0, "λ=2": 4.0}}, "Each setting under each load, on the held-out traces."),
+        ({2048: {"λ=1": 2.0}, 8192: {"λ=1": 3.0}}, "Each setting under each load, on the held-out traces."),
+    ],
+)
+def test_what_is_said_of_static_budgets_across_load_comes_from_the_numbers(study, means, sentence):
+    changed = held_out_means(study, means)
+    assert statics.sentence(changed) == sentence
+
+
+def test_the_tuned_setting_is_counted_where_it_is_ahead_of_every_static_budget(study):
+    assert statics.sentence(study).endswith("The tuned setting is ahead of all of them in 6 of 6 load regimes.")
