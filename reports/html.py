@@ -39,7 +39,11 @@ def write_report(results: StudyResults, path: Path) -> None:
 
 def render(results: StudyResults) -> str:
     """The report of `results` as one HTML document."""
-    shown = panels.all_panels(results)
+    return page(results, panels.all_panels(results))
+
+
+def page(results: StudyResults, shown: Mapping[str, Panel]) -> str:
+    """The document around panels that were drawn before."""
     scripts = {
         "boot": _asset("boot.js"),
         "plotly": get_plotlyjs(),

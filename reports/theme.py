@@ -6,6 +6,7 @@ meet in one figure differ in lightness and in symbol or dash as well as in hue, 
 
 from __future__ import annotations
 
+from functools import cache
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -57,8 +58,9 @@ def dark_by_light() -> dict[str, str]:
     return dict(TOKENS.values())
 
 
+@cache
 def template() -> Any:
-    """The Plotly template of every figure."""
+    """The Plotly template of every figure. Figures copy it, so it is built once."""
     axis = {
         "gridcolor": colour("grid"),
         "linecolor": colour("axis"),

@@ -14,6 +14,7 @@ import sample_study
 from reports.html import write_report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
+axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="they need axe-playwright-python too")
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = (
@@ -21,6 +22,10 @@ FLAGS = (
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
 FIGURES = 10
+BEYOND = (
+    "(id => { const box = document.querySelector(`[data-table=${id}] .scroll`), edge = box.getBoundingClientRect().right;"
+    " return [...box.querySelectorAll('thead th')].filter(h => h.getBoundingClientRect().right > edge + 12).length; })"
+)
 DRAWN = "figure .js-plotly-plot .main-svg:first-of-type"
 
 pytestmark = [
@@ -65,6 +70,13 @@ def report(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def live_report(tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("live") / "report.html"
+    write_report(odd_studies.live(warnings=["the reference drifted by up to 8.4 %"]), path)
+    return path
+
+
+@pytest.fixture(scope="module")
 def opened(browser, report) -> Iterator[Opened]:
     page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="light")
     yield Opened(page, report)
@@ -96,6 +108,54 @@ def test_the_page_fits_its_window(browser, report, width, scheme):
     assert opened.complaints == []
     if kept := os.environ.get("PPAS_SCREENSHOTS"):
         page.screenshot(path=Path(kept) / f"report-{width}-{scheme}.png", full_page=True)
+    page.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1440])
+def test_axe_finds_nothing_serious_on_a_simulated_and_on_a_live_report(browser, report, live_report, width, scheme):
+    for path in (report, live_report):
+        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        Opened(page, path)
+        found = axe.Axe().run(page).response["violations"]
+        grave = [v for v in found if v["impact"] in ("serious", "critical")]
+        told = [(v["id"], v["help"], [node["html"][:120] for node in v["nodes"][:3]]) for v in grave]
+        page.close()
+        assert told == []
+
+
+def test_axe_would_find_a_text_without_contrast(opened):
+    """The check above can fail: axe runs under the page's security policy and sees its colours."""
+    opened.page.evaluate("document.querySelector('.section-lead').style.color = '#e3e6ea'")
+    found = axe.Axe().run(opened.page).response["violations"]
+    opened.page.evaluate("document.querySelector('.section-lead').style.color = ''")
+    assert [v["id"] for v in found if v["impact"] == "serious"] == ["color-contrast"]
+
+
+def test_a_live_report_draws_the_drift_and_says_measured(browser, live_report):
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    opened = Opened(page, live_report)
+    assert page.locator(DRAWN).count() == FIGURES + 1
+    assert page.locator("#fig-drift .scatterlayer .point").count() == 2
+    assert {t.lower() for t in page.locator(".badge").all_inner_texts()} == {"measured"}
+    page.locator("nav a", has_text="Quality").click()
+    page.wait_for_function("document.querySelector('#quality').getBoundingClientRect().top < 200")
+    assert opened.complaints == []
+    page.close()
+
+
+def test_no_column_hides_beyond_the_edge_without_a_word(browser, report):
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    Opened(page, report)
+    for table in ("comparisons", "regimes", "trials"):
+        assert page.evaluate(f"{BEYOND}('{table}')") == 0, table
+        assert not page.locator(f"[data-table={table}] .more").is_visible()
+    page.set_viewport_size({"width": 390, "height": 900})
+    hint = page.locator("[data-table=regimes] .more")
+    hint.wait_for()
+    assert hint.inner_text() == f"{page.evaluate(BEYOND + '(`regimes`)')} more columns: scroll sideways →"
+    page.locator("[data-table=regimes] .scroll").evaluate("box => box.scrollTo(box.scrollWidth, 0)")
+    hint.wait_for(state="hidden")
     page.close()
 
 
