@@ -219,7 +219,9 @@ class _Tuner:
         """The static budget with the best preferred objective on the tuning traces."""
         statics = [t for t in trials if t.state == "ok" and t.arm != "random" and t.setting.to_params().is_static]
         if not statics:
-            raise NoResult("no static budget was measured without a failure; see the trials' reasons")
+            raise NoResult(
+                "every static budget failed, so there is nothing to compare with; see the trials' reasons, and start a study with others"
+            )
         return min(statics, key=lambda t: (choose.score(t.objectives, self.preferred), t.number)).setting.to_params()
 
     def _runner_up(self, trials: Sequence[Trial], taken: set[PolicyParams]) -> dict[str, PolicyParams]:

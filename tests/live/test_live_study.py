@@ -153,7 +153,7 @@ def test_a_killed_server_is_a_failed_trial_and_a_killed_tuner_loses_none(tmp_pat
     """The server dies in a trial: recorded, restarted, went on. The tuner dies in a trial: nothing is left, nothing lost."""
     study = yaml.safe_load(EXAMPLE.read_text())
     study["server"] |= {"model": str(EXAMPLE.parent / "tiny-qwen2"), "cold_check": False, "request_timeout": "30s"}
-    study |= {"trials": 3, "static_budgets": [256], "tuning_seeds": [0], "held_out_seeds": [10]}
+    study |= {"trials": 3, "static_budgets": [256, 1024], "tuning_seeds": [0], "held_out_seeds": [10]}
     study["workload"]["rates_per_s"] = [6.0]
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump(study))
@@ -186,7 +186,7 @@ def test_a_killed_server_is_a_failed_trial_and_a_killed_tuner_loses_none(tmp_pat
     assert not _marked(mark)
     assert set(before) <= set(_complete(database)), "a finished trial was lost or measured again"
     results = StudyResults.load(run / "results.json")
-    assert Counter(trial.arm for trial in results.trials) == {"reference": 1, "static": 1, "search": 3}
+    assert Counter(trial.arm for trial in results.trials) == {"reference": 1, "static": 2, "search": 3}
     failed = [trial for trial in results.trials if trial.state == "failed"]
     assert len(failed) == 1
     assert "the server died" in (failed[0].reason or "")
