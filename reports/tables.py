@@ -218,7 +218,7 @@ def noise_table(results: StudyResults) -> Table:
         "Noise of one trial",
         "Visible between two trials",
         "Visible on the held-out traces",
-        "Replays per trial to see the smallest gain that counts",
+        "Replays per trace to see the smallest gain that counts",
     )
     return Table(
         "noise",

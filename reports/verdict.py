@@ -199,8 +199,8 @@ def _sentence(results: StudyResults, comparison: Comparison, *, names_basis: boo
         f"({comparison.confidence:.0%} interval {_within(comparison.overall[m], m)})"
         for m in metrics
     ]
-    subject = "" if comparison.candidate == TUNED else f"{role_words(comparison.candidate)}: "
-    text = f"{subject}against {role_words(comparison.reference)} {' and '.join(effects)}"
+    subject = "" if comparison.candidate == TUNED else f"{role_words(comparison.candidate)} "
+    text = f"{subject}against {role_words(comparison.reference)}: {' and '.join(effects)}"
     if names_basis:
         origin = "simulated " if results.origin == Origin.SIMULATED else ""
         traces = counted(comparison.num_traces, f"{origin}held-out trace")

@@ -252,6 +252,7 @@
     .filter((element) => source.panels[element.dataset.panel])
     .map((element) => new Figure(element));
   const drawAll = async () => {
+    delete root.dataset.drawn;
     for (const figure of figures) {
       await figure.draw();
       await new Promise((resolve) => setTimeout(resolve)); // let the page answer between figures

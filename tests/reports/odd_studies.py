@@ -151,7 +151,7 @@ def hostile() -> StudyResults:
     held = [
         h.model_copy(
             update={
-                "setting": evil,
+                "setting": Setting(label=HOSTILE, params={**h.setting.params, HOSTILE: HOSTILE}),
                 "regimes": {regime[r]: v for r, v in h.regimes.items()},
                 "regime_spread": {},
                 "branch_steps": {HOSTILE: 3, "max": 4},

@@ -54,6 +54,15 @@ class Opened:
         return self.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
 
 
+def until(page, condition: str) -> None:
+    """Waits for a JavaScript condition. Playwright's own wait evaluates text, which the page's policy forbids."""
+    for _ in range(300):
+        if page.evaluate(condition):
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"never came true: {condition}")
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator:
     with sync_api.sync_playwright() as playwright:
@@ -65,7 +74,7 @@ def browser() -> Iterator:
 @pytest.fixture(scope="module")
 def report(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("report") / "report.html"
-    write_report(sample_study.build(num_search=40, num_random=20), path)
+    write_report(sample_study.build(num_search=24, num_random=12), path)
     return path
 
 
@@ -95,33 +104,39 @@ def test_every_figure_draws_without_a_complaint_or_a_request(opened, report):
     assert [url for url in opened.requests if not url.startswith("data:")] == [report.as_uri()]
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (390, "light"), (1440, "dark")])
-def test_the_page_fits_its_window(browser, report, width, scheme):
-    page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
+def test_the_page_fits_a_phone_and_a_desktop_in_both_themes(browser, report):
+    page = browser.new_page(viewport={"width": 390, "height": 900}, color_scheme="dark")
     opened = Opened(page, report)
-    assert opened.overflow() == 0
-    wide = page.evaluate(
-        "[...document.querySelectorAll('.js-plotly-plot .main-svg')].filter(s =>"
-        " s.getBoundingClientRect().right > innerWidth + 1).length"
-    )
-    assert wide == 0
+    for width, scheme in ((390, "dark"), (390, "light"), (1440, "dark")):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        until(
+            page,
+            "[...document.querySelectorAll('.js-plotly-plot .main-svg')].every(s =>"
+            " s.getBoundingClientRect().right <= innerWidth + 1)",
+        )
+        opened.wait()
+        assert opened.overflow() == 0
+        if kept := os.environ.get("PPAS_SCREENSHOTS"):
+            page.screenshot(path=Path(kept) / f"report-{width}-{scheme}.png", full_page=True)
     assert opened.complaints == []
-    if kept := os.environ.get("PPAS_SCREENSHOTS"):
-        page.screenshot(path=Path(kept) / f"report-{width}-{scheme}.png", full_page=True)
     page.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1440])
-def test_axe_finds_nothing_serious_on_a_simulated_and_on_a_live_report(browser, report, live_report, width, scheme):
-    for path in (report, live_report):
-        page = browser.new_page(viewport={"width": width, "height": 900}, color_scheme=scheme)
-        Opened(page, path)
+@pytest.mark.parametrize("make", [odd_studies.live, odd_studies.static_exported])
+def test_axe_finds_nothing_serious_on_a_live_and_on_a_simulated_report(browser, tmp_path, make):
+    write_report(make(warnings=["a warning"]) if make is odd_studies.live else make(), tmp_path / "report.html")
+    page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="light")
+    opened = Opened(page, tmp_path / "report.html")
+    for width, scheme in ((1440, "light"), (1440, "dark"), (390, "dark"), (390, "light")):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(color_scheme=scheme)
+        opened.wait()
         found = axe.Axe().run(page).response["violations"]
         grave = [v for v in found if v["impact"] in ("serious", "critical")]
         told = [(v["id"], v["help"], [node["html"][:120] for node in v["nodes"][:3]]) for v in grave]
-        page.close()
-        assert told == []
+        assert told == [], (width, scheme)
+    page.close()
 
 
 def test_axe_would_find_a_text_without_contrast(opened):
@@ -139,7 +154,7 @@ def test_a_live_report_draws_the_drift_and_says_measured(browser, live_report):
     assert page.locator("#fig-drift .scatterlayer .point").count() == 2
     assert {t.lower() for t in page.locator(".badge").all_inner_texts()} == {"measured"}
     page.locator("nav a", has_text="Quality").click()
-    page.wait_for_function("document.querySelector('#quality').getBoundingClientRect().top < 200")
+    until(page, "document.querySelector('#quality').getBoundingClientRect().top < 200")
     assert opened.complaints == []
     page.close()
 
@@ -181,10 +196,10 @@ def test_a_choice_redraws_the_figure_by_mouse_and_by_keyboard(opened):
     title = opened.page.locator("#fig-load .ytitle")
     assert title.text_content() == "Mean end-to-end latency, s"
     opened.page.locator("#fig-load select").select_option(label="Mean TPOT")
-    opened.page.wait_for_function("document.querySelector('#fig-load .ytitle').textContent === 'Mean TPOT, ms'")
+    until(opened.page, "document.querySelector('#fig-load .ytitle').textContent === 'Mean TPOT, ms'")
     opened.page.locator("#fig-load input").first.focus()
     opened.page.keyboard.press("ArrowRight")
-    opened.page.wait_for_function("document.querySelector('#fig-load .ytitle').textContent === 'Gain in mean TPOT, %'")
+    until(opened.page, "document.querySelector('#fig-load .ytitle').textContent === 'Gain in mean TPOT, %'")
 
 
 def test_every_choice_of_every_figure_draws(opened):
@@ -217,7 +232,7 @@ def test_the_theme_switch_recolours_page_and_figures_and_is_remembered(browser, 
     )
     light = opened.page.evaluate(look)
     opened.page.locator("button.theme").click()
-    opened.page.wait_for_function("document.querySelector('#fig-front .xtitle').style.fill === 'rgb(163, 174, 194)'")
+    until(opened.page, "document.querySelector('#fig-front .xtitle').style.fill === 'rgb(163, 174, 194)'")
     dark = opened.page.evaluate(look)
     assert all(a != b for a, b in zip(light, dark, strict=True))
     assert opened.page.locator("button.theme").get_attribute("aria-pressed") == "true"

@@ -51,9 +51,9 @@ def test_where_a_static_budget_is_exported_the_headline_says_that_p_pas_is_not_n
     assert head.exported == "static budget 4,096 (P-PAS off), best static"
     # The comparison was made the other way round: 25 % worse of a ratio of 1.25 is 1 - 1/1.25 = 20 % better.
     assert (
-        "against the paper default mean end-to-end latency is 20.0 % lower (95% interval 16.7 to 23.1 %" in head.detail
+        "against the paper default: mean end-to-end latency is 20.0 % lower (95% interval 16.7 to 23.1 %" in head.detail
     )
-    assert "The best static budget: against the tuned setting mean end-to-end latency is 0.8 % lower" in head.detail
+    assert "The best static budget against the tuned setting: mean end-to-end latency is 0.8 % lower" in head.detail
 
 
 def test_a_pick_that_is_a_static_budget_is_named_as_one_and_its_idle_knobs_are_not_shown():
