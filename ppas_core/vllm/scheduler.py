@@ -17,7 +17,7 @@ from vllm import __version__ as vllm_version
 from vllm.logger import init_logger
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from ppas_core.errors import InvalidSettings
 from ppas_core.policy import Branch, Decision, PolicyParams, Scope, decide
@@ -29,6 +29,7 @@ from ppas_core.vllm.queues import QueueReading, count_decode_tokens, read_queues
 from ppas_core.vllm.reporter import Reporter
 from ppas_core.vllm.settings import EngineLimits, read_activation
 from ppas_core.vllm.steplog import StepLog, StepRow
+from ppas_core.vllm.tracking import RunningTracker
 
 logger = init_logger("vllm.ppas")
 
@@ -72,6 +73,15 @@ class PpasMixin:
             or scheduler.num_spec_tokens
             or config.parallel_config.pipeline_parallel_size > 1
         )
+        self._tracker: RunningTracker | None = None
+        if not self._decodes_differ:
+            self._tracker = RunningTracker(
+                RequestStatus.RUNNING,
+                max_position=self._max_position,
+                tokens_in_flight=self._tokens_in_flight,
+                long_prefill_token_threshold=self._threshold,
+            )
+        self._tracked_step = -1
         self._open_rows: deque[tuple[Any, dict[str, Any]]] = deque()  # steps whose output is not back yet
         rank = getattr(config.parallel_config, "data_parallel_rank", 0) or 0
         self._step_log: StepLog | None = None
@@ -127,20 +137,31 @@ class PpasMixin:
 
     def _schedule_within(self, step_budget: int, args: Any, kwargs: Any) -> Any:
         scheduler: Any = self
+        num_running = len(scheduler.running)
         scheduler.max_num_scheduled_tokens = step_budget
         try:
-            return super().schedule(*args, **kwargs)  # type: ignore[misc]
+            output = super().schedule(*args, **kwargs)  # type: ignore[misc]
         finally:
             if self._shortened:
                 self._shortened.restore()
             scheduler.max_num_scheduled_tokens = self._startup_budget
+        if self._tracker is not None:
+            self._tracked_step = self.ppas_step
+            if len(scheduler.running) > num_running:  # vLLM admits nobody in a step that preempts
+                self._tracker.admit(scheduler.running[num_running:], self.ppas_step)
+        return output
 
     def _read_queues(self) -> QueueReading:
         scheduler: Any = self
         may_hold_tokens = self._waiting_may_hold_tokens or (
             self._has_streaming_input and scheduler.num_waiting_for_streaming_input > 0
         )
-        return read_queues(scheduler.running, self._waiting_queues, waiting_may_hold_tokens=may_hold_tokens)
+        tracker = self._tracker
+        if tracker is None or may_hold_tokens:
+            return read_queues(scheduler.running, self._waiting_queues, waiting_may_hold_tokens=may_hold_tokens)
+        if self._tracked_step != self.ppas_step - 1:  # steps went by without us
+            tracker.rebuild(scheduler.running, self.ppas_step)
+        return tracker.read(scheduler.running, self._waiting_queues)
 
     def _decide(self, params: PolicyParams, reading: QueueReading) -> int:
         """Tokens that vLLM may schedule in this step in all. See `prefill_scope` for the prefill scope."""
@@ -152,14 +173,20 @@ class PpasMixin:
         if params.scope is Scope.GLOBAL or budget == params.b_max:
             return budget
         scheduler: Any = self
-        decode_tokens = count_decode_tokens(
-            scheduler.running,
-            state.running_decodes,
-            max_position=self._max_position,
-            tokens_in_flight=self._tokens_in_flight,
-            long_prefill_token_threshold=self._threshold,
-            decode_step=getattr(scheduler, "current_step", 0) + 1 if self._decodes_differ else None,
-        )
+        tracker = self._tracker
+        if tracker is not None:
+            decode_tokens = tracker.count_decode_tokens(
+                scheduler.requests, len(scheduler.running), state.running_decodes, self.ppas_step
+            )
+        else:
+            decode_tokens = count_decode_tokens(
+                scheduler.running,
+                state.running_decodes,
+                max_position=self._max_position,
+                tokens_in_flight=self._tokens_in_flight,
+                long_prefill_token_threshold=self._threshold,
+                decode_step=getattr(scheduler, "current_step", 0) + 1,
+            )
         if reading.decode_behind_prefill:
             self._shortened.shorten(reading.prefills, budget, long_prefill_token_threshold=self._threshold)
         return min(params.b_max, decode_tokens + budget)

@@ -86,6 +86,59 @@ def test_the_prefill_scope_gives_each_request_what_the_definition_says(depth: in
 
 @DEPTHS
 @pytest.mark.parametrize("threshold", [0, 40], ids=["in order", "overtaking"])
+def test_following_requests_reads_the_same_as_looking_at_each(depth: int, threshold: int) -> None:
+    """Through preemption, recomputing, requests at the model's length, and steps in which the policy was off."""
+    preemptions = differing = rebuilt = 0
+    for number in range(20):
+        r = random.Random(f"tracker {depth} {threshold} {number}")
+        trace, profile = random_trace(r, depth)
+        params = PolicyParams(b_max=128, b_cap=r.randint(1, 60), n_th=1, max_num_seqs=8)
+        scheduler = real.build_scheduler(
+            params,
+            asynchronous=depth == 2,
+            num_kv_blocks=profile.num_kv_blocks,
+            long_prefill_token_threshold=threshold,
+        )
+        read, count = scheduler._tracker.read, scheduler._tracker.count_decode_tokens
+        if number % 4 == 0:
+            scheduler._tracker._max_position = scheduler._max_position = int(max(trace.prompt_tokens)) + 10
+
+        def checked_read(running: Any, waiting: Any, read: Any = read) -> Any:
+            reading = read(running, waiting)
+            assert reading == queues.read_queues(running, waiting, waiting_may_hold_tokens=False)
+            return reading
+
+        def checked_count(*arguments: Any, count: Any = count, scheduler: Any = scheduler) -> int:
+            nonlocal differing
+            found = count(*arguments)
+            exact = queues.count_decode_tokens(
+                scheduler.running,
+                arguments[2],
+                max_position=scheduler._max_position,
+                long_prefill_token_threshold=threshold,
+                decode_step=scheduler.current_step + 1,
+            )
+            assert found == exact
+            differing += exact != arguments[2]
+            return int(found)
+
+        scheduler._tracker.read, scheduler._tracker.count_decode_tokens = checked_read, checked_count
+
+        def now_and_then_off(scheduler: Any, params: Any = params) -> None:
+            nonlocal rebuilt
+            off = scheduler.ppas_step % 11 in (5, 6, 7)
+            rebuilt += off
+            scheduler._control.params = None if off else params
+
+        replayed = real.replay(scheduler, trace, profile, before_schedule=now_and_then_off)
+        preemptions += sum(step.preemptions for step in replayed.steps)
+    assert preemptions > 5
+    assert differing > 5
+    assert rebuilt > 50
+
+
+@DEPTHS
+@pytest.mark.parametrize("threshold", [0, 40], ids=["in order", "overtaking"])
 def test_under_kv_pressure_the_prefill_scope_never_exceeds_its_bounds(depth: int, threshold: int) -> None:
     preemptions = 0
     for number in range(20):
