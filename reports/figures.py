@@ -200,8 +200,8 @@ def drift(view: DriftView) -> Any:
             layer="below",
         )
     figure.add_scatter(
-        x=list(view.after_trial),
-        y=[short(change) for change in view.change_pct],
+        x=[0, *view.after_trial],  # the first measurement is what the others are compared with
+        y=[0.0, *(short(change) for change in view.change_pct)],
         mode="lines+markers",
         name="Reference",
         line={"color": colour("reference"), "width": 2},

@@ -60,8 +60,14 @@ def change(improvement_pct: float | None, metric: str) -> str:
 
 
 def change_between(low: float | None, high: float | None, metric: str) -> str:
-    """An interval of an improvement in the words of `change`: `1.0 to 2.4 % lower`, `0.3 % higher to 2.4 % lower`."""
-    low, high = finite(low), finite(high)
+    """An interval of an improvement in the words of `change`: `1.0 to 2.4 % lower`, `0.3 % higher to 2.4 % lower`.
+
+    An end above 100 % is written as 100 %: nothing gets lower than 0, though an interval from few traces may say so.
+    """
+    high = None if finite(high) is None else min(finite(high) or 0.0, 100.0)
+    if low == -math.inf and high is not None:
+        return f"any amount {_direction(-1, metric)} to {change(high, metric)}"
+    low = None if finite(low) is None else min(finite(low) or 0.0, 100.0)
     if low is None or high is None:
         return f"{NONE} to {NONE}"
     if not _shows(low) and not _shows(high):

@@ -5,6 +5,7 @@ A simulated study without noise has nothing to say here: measuring it again give
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from autotune.records import Origin
@@ -94,7 +95,13 @@ def cold_words(results: StudyResults) -> str:
             f"The exported setting could not be measured on a server started cold with it: {cleaned(cold.reason, 500)}"
         )
     words = change(-(cold.change_pct or 0.0), cold.metric)
+    noise = next((n for n in results.noise if n.metric == cold.metric), None)
+    judged = ""
+    if noise is not None and cold.num_traces > 0:
+        visible = noise.visible_pct * math.sqrt(noise.num_traces / cold.num_traces)
+        size = "more" if abs(cold.change_pct or 0.0) > visible else "no more"
+        judged = f" That is {size} than noise explains over so many traces, {percent(visible, signed=False)}."
     return (
         f"{capitalised(metric_label(cold.metric))} on a server started cold with the exported file: {words}"
-        f"{' than on the warm one' if words[0].isdigit() else ''}, over {counted(cold.num_traces, 'held-out trace')}."
+        f"{' than on the warm one' if words[0].isdigit() else ''}, over {counted(cold.num_traces, 'held-out trace')}.{judged}"
     )

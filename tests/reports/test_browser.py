@@ -151,7 +151,7 @@ def test_a_live_report_draws_the_drift_and_says_measured(browser, live_report):
     page = browser.new_page(viewport={"width": 1440, "height": 900})
     opened = Opened(page, live_report)
     assert page.locator(DRAWN).count() == FIGURES + 1
-    assert page.locator("#fig-drift .scatterlayer .point").count() == 2
+    assert page.locator("#fig-drift .scatterlayer .point").count() == 3
     assert {t.lower() for t in page.locator(".badge").all_inner_texts()} == {"measured"}
     page.locator("nav a", has_text="Quality").click()
     until(page, "document.querySelector('#quality').getBoundingClientRect().top < 200")

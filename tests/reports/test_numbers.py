@@ -59,3 +59,40 @@ def test_times_below_one_second_get_a_millisecond_axis():
 def test_a_time_stamp_is_written_for_people_and_kept_when_it_is_none():
     assert numbers.moment("2026-11-30T09:12:44Z") == "30 Nov 2026, 09:12 UTC"
     assert numbers.moment("last week") == "last week"
+
+
+@pytest.mark.parametrize(
+    ("metric", "improvement", "text"),
+    [
+        ("mean_latency_s", 1.67, "1.7 % lower"),
+        ("mean_latency_s", -20.2, "20.2 % higher"),
+        ("mean_latency_s", -0.04, "no difference"),
+        ("goodput_per_s", 20.0, "20.0 % better"),
+        ("goodput_per_s", -3.0, "3.0 % worse"),
+        ("mean_latency_s", math.nan, "–"),
+    ],
+)
+def test_an_improvement_is_told_as_what_happens_to_the_metric(metric, improvement, text):
+    assert numbers.change(improvement, metric) == text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "text"),
+    [
+        (1.0, 2.4, "1.0 to 2.4 % lower"),
+        (-7.7, -3.8, "3.8 to 7.7 % higher"),
+        (-0.3, 2.4, "0.3 % higher to 2.4 % lower"),
+        (-0.01, 2.4, "0.0 to 2.4 % lower"),
+        (-2.4, 0.0, "0.0 to 2.4 % higher"),
+        (-0.04, 0.04, "less than 0.1 % either way"),
+        (-150.0, 117.0, "150.0 % higher to 100.0 % lower"),
+        (-math.inf, 5.0, "any amount higher to 5.0 % lower"),
+        (math.nan, 5.0, "– to –"),
+    ],
+)
+def test_an_interval_is_told_without_signs(low, high, text):
+    assert numbers.change_between(low, high, "mean_latency_s") == text
+
+
+def test_one_of_a_thing_has_no_plural():
+    assert [numbers.counted(n, "trace") for n in (0, 1, 2000)] == ["0 traces", "1 trace", "2,000 traces"]
