@@ -194,7 +194,7 @@ def costs(comparison: PairedComparison, preferred: Sequence[str]) -> list[str]:
         f"regime {regime}: {metrics.metric(name).label} {change(effects[name], comparison.confidence)}"
         for regime, effects in comparison.regimes.items()
         for name in preferred
-        if effects[name].high < 0
+        if name in effects and effects[name].high < 0
     ]
     return found
 

@@ -8,10 +8,10 @@ import numpy as np
 
 from autotune import aggregate, choose, metrics, stats
 from autotune.metrics import Limits
-from autotune.records import FloatArray, Replay
-from autotune.results import Comparison, Effect, HeldOut, HeldOutRequests, Setting
+from autotune.records import FloatArray, Origin, Replay
+from autotune.results import Comparison, Effect, HeldOut, HeldOutRequests, Setting, Verdict
 from autotune.spec import StudySpec
-from autotune.stats import Interval
+from autotune.stats import Interval, PairedComparison
 
 COMPARED: tuple[str, ...] = (
     "mean_latency_s", "p95_latency_s", "mean_ttft_s", "p95_ttft_s", "mean_tpot_s", "p95_tpot_s", "makespan_s",
@@ -31,18 +31,15 @@ def compare_settings(
 
     min_gain_pct: the smallest gain that is called better; left out, the study file's own.
     """
-    names = tuple(dict.fromkeys([*COMPARED, *spec.objectives]))
-    names = tuple(name for name in names if _defined(name, [*candidate[1], *reference[1]], spec.metric_limits()))
-    paired = stats.compare(
-        candidate[1], reference[1], names, limits=spec.metric_limits(), confidence=spec.confidence, seed=spec.seed
+    limits = spec.metric_limits()
+    names = tuple(
+        name
+        for name in dict.fromkeys([*COMPARED, *spec.objectives])
+        if _defined(name, candidate[1], limits) and _defined(name, reference[1], limits)
     )
-    verdict = choose.verdict(
-        paired, preferred, min_gain_pct=spec.min_gain_pct if min_gain_pct is None else min_gain_pct
-    )
-    if candidate[1][0].params == reference[1][0].params:
-        sentence = f"No clear winner: {candidate[0]} is the same setting as {reference[0]}."
-    else:
-        sentence = choose.sentence(candidate[0], reference[0], paired, preferred, verdict, candidate[1][0].origin)
+    paired = stats.compare(candidate[1], reference[1], names, limits=limits, confidence=spec.confidence, seed=spec.seed)
+    asked_pct = spec.min_gain_pct if min_gain_pct is None else min_gain_pct
+    verdict, sentence = _judge(candidate, reference, paired, preferred, asked_pct)
     return Comparison(
         candidate=candidate[0],
         reference=reference[0],
@@ -60,6 +57,42 @@ def compare_settings(
         sentence=sentence,
         costs=choose.costs(paired, preferred),
     )
+
+
+def _judge(
+    candidate: tuple[str, Sequence[Replay]],
+    reference: tuple[str, Sequence[Replay]],
+    paired: PairedComparison,
+    preferred: Sequence[str],
+    asked_pct: float,
+) -> tuple[Verdict, str]:
+    """The verdict and the sentence that goes with it."""
+    origin = candidate[1][0].origin
+    if candidate[1][0].params == reference[1][0].params:
+        return "no clear winner", f"No clear winner: {candidate[0]} is the same setting as {reference[0]}."
+    if missing := [name for name in preferred if name not in paired.overall]:
+        label = metrics.metric(missing[0]).label
+        return "inconclusive", (
+            f"{candidate[0]} against {reference[0]} is inconclusive: {label} is zero or undefined in a load regime of "
+            f"the {origin} held-out traces."
+        )
+    verdict = choose.verdict(paired, preferred, min_gain_pct=asked_pct)
+    hidden = max(paired.overall[name].high for name in preferred)
+    if origin is not Origin.LIVE or verdict != "no clear winner" or hidden < asked_pct:
+        return verdict, choose.sentence(candidate[0], reference[0], paired, preferred, verdict, origin)
+    # A gain that is worth having is not excluded: more measurements could tell, the interval shrinks as their root.
+    needed = max(_half_width(paired.overall[name]) for name in preferred) / max(asked_pct, 0.1)
+    seconds = sum(metrics.makespan_s(replay.requests) for replay in (*candidate[1], *reference[1]))
+    minutes = seconds * (needed**2 - 1) / 60
+    sentence = choose.sentence(candidate[0], reference[0], paired, preferred, "inconclusive", origin)
+    return (
+        "inconclusive",
+        f"{sentence} To see {asked_pct:.1f} %, about {max(minutes, 1):.0f} more minutes of replays are needed.",
+    )
+
+
+def _half_width(interval: Interval) -> float:
+    return (interval.high - interval.low) / 2
 
 
 def held_out_result(role: str, replays: Sequence[Replay], limits: Limits) -> HeldOut:
@@ -97,9 +130,9 @@ def _requests(replays: Sequence[Replay]) -> HeldOutRequests:
 
 
 def _defined(name: str, replays: Sequence[Replay], limits: Limits) -> bool:
-    """Whether the metric has a positive value in every replay: one-token outputs have no TPOT, for instance."""
-    values = [metrics.value(name, replay.requests, limits) for replay in replays]
-    return all(np.isfinite(value) and value > 0 for value in values)
+    """Whether the metric has a positive mean in every regime: with one-token outputs there is no TPOT, for instance."""
+    means = aggregate.regime_means(replays, [name], limits)
+    return all(np.isfinite(regime[name]) and regime[name] > 0 for regime in means.values())
 
 
 def _range(values: Sequence[float]) -> tuple[float, float]:

@@ -33,13 +33,16 @@ def plane(
     reference: Mapping[str, Mapping[str, float]],
     limits: Limits,
 ) -> Landscape | None:
-    """Ratio of `metric` to the reference over b_max (columns) and b_cap (rows), the other knobs as in `pick`.
+    """Ratio of `metric` to the reference over b_max (columns) and b_cap (rows), the other knobs as in `pick`;
+    where that is static, as in the first capped setting of the space.
 
     None for a live evaluator, where a map would cost hours, and where the space leaves nothing to map.
     """
     if evaluator.origin is not Origin.SIMULATED:
         return None
     settings = list(space.grid(_GRID))
+    if pick.is_static:  # its other knobs say nothing; those of a capped setting of the space do
+        pick = next((params for params in settings if not params.is_static), pick)
     x = _thin(sorted({params.b_max for params in settings} | {pick.b_max}))
     y = _thin(sorted({params.b_cap for params in settings} | {pick.b_cap}))
     if len(x) < 2 and len(y) < 2:
@@ -48,6 +51,8 @@ def plane(
     def ratio(b_max: int, b_cap: int) -> float | None:
         try:
             params = replace(pick, b_max=b_max, b_cap=b_cap)
+            if not space.contains(params):
+                return None
             means = aggregate.regime_means([evaluator.replay(params, trace) for trace in traces], [metric], limits)
             return aggregate.objective(metric, means, reference)
         except (InvalidSettings, NoResult):

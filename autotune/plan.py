@@ -65,7 +65,7 @@ class Plan:
 
     def resolved_spec(self) -> StudySpec:
         """The study as it can be run again from its run folder alone: own traces, space and profile written out."""
-        changes: dict[str, Any] = {"space": self.space.describe()}
+        changes: dict[str, Any] = {"space": self.space.describe(), "reference": self.reference.to_dict()}
         if isinstance(self.spec.workload, TraceFiles):
             names = [f"traces/{name}" for name in self.trace_files()]
             split = len(self.tuning)
@@ -103,7 +103,7 @@ class Estimate:
 
 def make_plan(spec: StudySpec, folder: Path = Path()) -> Plan:
     """Resolves a study; files that it names are looked for from `folder`. Raises InvalidInput."""
-    reference = spec.reference_params()
+    reference = spec.reference_params(folder)
     choose.preferred_metrics(spec.prefer, spec.objectives)
     space = load_space(_from_folder(spec.space, folder))
     tuning, held_out = spec.build_traces(folder)

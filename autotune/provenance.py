@@ -1,4 +1,4 @@
-"""Where a result comes from: versions, machine kind, command. No host name, no path, no environment, no secret."""
+"""Where a result comes from: versions, machine kind, the command as typed. No host name, no environment, no secret."""
 
 from __future__ import annotations
 

@@ -30,12 +30,15 @@ from autotune.study import Outcome
 from ppas_core.errors import InvalidInput
 from ppas_core.files import write_atomically
 from ppas_core.policy import PolicyParams
-from traces.format import Trace, write_trace
+from traces.format import write_trace
 
 # What a resumed study may change: how long it searches and how its results are read. The rest would mix measurements.
 _MAY_CHANGE: Final = {
     "trials", "time_budget", "random_arm", "prefer", "protect", "tie_pct", "min_gain_pct", "confidence",
 }  # fmt: skip
+
+
+_NOT_IN_MANIFEST: Final = {".lock", "manifest.json", "study.db", "study.db-wal", "study.db-shm"}
 
 
 class RunFolder:
@@ -94,25 +97,26 @@ class RunFolder:
             return None
 
     def write_manifest(self) -> None:
-        """Digests of everything a reader may want to check, except the database."""
-        names = ["study.yaml", "identity.json", "results.json", "report.html"]
-        files = [self.path / name for name in names]
-        files += sorted((self.path / "traces").iterdir())
-        files += sorted(file for file in self.export.rglob("*") if file.is_file())
+        """Digests of every file but the database, the lock and what a killed process left unfinished."""
         digests = {
             str(file.relative_to(self.path)): f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
-            for file in files
-            if file.exists()
+            for file in sorted(self.path.rglob("*"))
+            if file.is_file() and file.suffix != ".tmp" and file.name not in _NOT_IN_MANIFEST
         }
         _write_json(self.path / "manifest.json", {"version": 1, "files": digests})
 
 
-def identity(spec: StudySpec, traces: Sequence[Trace], measured_on: dict[str, Any]) -> dict[str, Any]:
-    """What must not change while a study grows: spec, traces and measured system, as plain JSON values."""
-    keys = {key: value for key, value in spec.model_dump(mode="json").items() if key not in _MAY_CHANGE}
-    identical: dict[str, Any] = json.loads(
-        json.dumps({"spec": keys, "traces": [trace.digest for trace in traces], "measured_on": measured_on})
-    )
+def identity(plan: Plan) -> dict[str, Any]:
+    """What must not change while a study grows, as plain JSON values: what the files say that it names, not their names."""
+    keys = {key: value for key, value in plan.spec.model_dump(mode="json").items() if key not in _MAY_CHANGE}
+    parts = {
+        "spec": keys,
+        "reference": plan.reference.to_dict(),
+        "space": plan.space.describe(),
+        "traces": [trace.digest for trace in (*plan.tuning, *plan.held_out)],
+        "measured_on": plan.evaluator.identity(),
+    }
+    identical: dict[str, Any] = json.loads(json.dumps(parts))
     return identical
 
 
@@ -122,7 +126,7 @@ def open_run(path: Path, plan: Plan) -> Iterator[RunFolder]:
 
     Raises InvalidInput, touching nothing, when `path` holds something else or another study, or is in use.
     """
-    wanted = identity(plan.spec, [*plan.tuning, *plan.held_out], plan.evaluator.identity())
+    wanted = identity(plan)
     if path.exists():
         _check_same_study(path, wanted)
     else:
@@ -177,7 +181,7 @@ def _check_same_study(path: Path, wanted: dict[str, Any]) -> None:
         raise InvalidInput(f"{file}: cannot be read: {error}; name another folder with --run") from None
     if found == wanted:
         return
-    for part in ("spec", "traces", "measured_on"):
+    for part in ("spec", "reference", "space", "traces", "measured_on"):
         if found.get(part) != wanted[part]:
             raise InvalidInput(
                 f"{path}: holds another study ({_difference(part, found.get(part), wanted[part])}); "

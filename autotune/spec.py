@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -20,6 +21,7 @@ from search_spaces.explain import explain
 from traces.format import Trace, read_trace
 from traces.generate import heterogeneous, parse_phases, rag_bursts
 
+_SETTING_FILES: Final = (".json", ".yaml", ".yml", ".env")
 _PAPER_RATES: Final = (0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
 
 Rate = Annotated[float, Field(gt=0, le=1e5)]
@@ -28,7 +30,7 @@ Length = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class RagBursts(_Model):
@@ -271,15 +273,18 @@ class StudySpec(_Model):
             )
         try:
             choose.preferred_metrics(self.prefer, self.objectives)
-            self.reference_params()
+            if not (isinstance(self.reference, str) and self.reference.endswith(_SETTING_FILES)):
+                self.reference_params()
             for name in self.published or ():
                 defaults.published(name)
         except InvalidInput as error:
             raise ValueError(str(error)) from None
         return self
 
-    def reference_params(self) -> PolicyParams:
-        """The reference setting. Raises InvalidInput."""
+    def reference_params(self, folder: Path = Path()) -> PolicyParams:
+        """The reference setting; a file is looked for from `folder`. Raises InvalidInput."""
+        if isinstance(self.reference, str) and self.reference.endswith(_SETTING_FILES):
+            return parse_setting(str(folder / self.reference))
         return parse_setting(self.reference)
 
     def metric_limits(self) -> Limits:
@@ -306,6 +311,9 @@ class StudySpec(_Model):
                     "tuning or held-out, must be its own"
                 )
             seen[trace.digest] = trace.name
+        names = Counter(trace.name for trace in (*tuning, *held_out))
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise InvalidInput(f"two traces are called {twice[0]!r}; give every trace of a study a name of its own")
         regimes = list(dict.fromkeys(trace.regime for trace in tuning))
         if unknown := [name for name in (self.protect if self.protect != "all" else ()) if name not in regimes]:
             raise InvalidInput(f"protect names the regime {unknown[0]!r}; the tuning traces have: {', '.join(regimes)}")

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
-from autotune import aggregate, choose, landscape, metrics, pareto, provenance
+from autotune import aggregate, choose, interrupt, landscape, metrics, pareto, provenance
 from autotune.compare import held_out_result
 from autotune.finalists import check_cold, compare_finalists, replay_held_out
 from autotune.measure import Measurement
@@ -146,6 +146,7 @@ class _Tuner:
         for number in range(REFERENCE_EVERY, len(done) + 1, REFERENCE_EVERY):
             self._watch_drift(number, is_search)  # measured by an earlier process, and read back
         while len(done) < total:
+            interrupt.check()
             beyond_known = len(done) >= len(self.plan.in_space)
             if budget_s is not None and beyond_known and spent_s + time.perf_counter() - started >= budget_s:
                 self.cut = f"the time budget ended the search after {len(done)} of {total} settings"
@@ -220,7 +221,8 @@ class _Tuner:
         statics = [t for t in trials if t.state == "ok" and t.arm != "random" and t.setting.to_params().is_static]
         if not statics:
             raise NoResult(
-                "every static budget failed, so there is nothing to compare with; see the trials' reasons, and start a study with others"
+                "every static budget failed, so there is nothing to compare with; see the trials' reasons, and start a "
+                "study with other static_budgets"
             )
         return min(statics, key=lambda t: (choose.score(t.objectives, self.preferred), t.number)).setting.to_params()
 
@@ -274,9 +276,12 @@ class _Tuner:
             )
         notes += self.plan.evaluator.doubts(pick, [*self.plan.tuning, *self.plan.held_out])
         comparison = comparisons[0]
-        gain_pct = comparison.overall[self.preferred[0]].improvement_pct
         error_pct = self.plan.evaluator.error_pct
-        if comparison.verdict == "better" and error_pct is not None and gain_pct < error_pct:
+        if (
+            comparison.verdict == "better"
+            and error_pct is not None
+            and (gain_pct := comparison.overall[self.preferred[0]].improvement_pct) < error_pct
+        ):
             notes.append(
                 f"the gain of {gain_pct:.1f} % is below the simulator's own error of {error_pct:.1f} % on published "
                 "runs: confirm it on a live server"

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 
+from autotune import interrupt
 from autotune.results import Effect
 from ppas_core.errors import InvalidInput, PpasError
 
@@ -38,7 +39,8 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            return command(*args, **kwargs)
+            with interrupt.remembered():
+                return command(*args, **kwargs)
         except PpasError as error:
             err.print(f"[bold red]error:[/] {escape(str(error))}")
             raise typer.Exit(BAD_INPUT if isinstance(error, InvalidInput) else NO_RESULT) from None
@@ -67,8 +69,10 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
     out.print(shown)
 
 
-def effect(found: Effect) -> str:
-    """An improvement with its interval, in per cent."""
+def effect(found: Effect | None) -> str:
+    """An improvement with its interval, in per cent; a dash where the metric is undefined."""
+    if found is None:
+        return "–"
     return f"{found.improvement_pct:+.1f} [{found.low_pct:+.1f}, {found.high_pct:+.1f}]"
 
 

@@ -92,6 +92,7 @@ def report(
     folder = existing_run(run)
     target = output or folder.report
     write_report(StudyResults.load(folder.results), target)
+    folder.write_manifest()
     console.out.print(escape(str(target)))
 
 
@@ -118,6 +119,7 @@ def export(
         setting, target = results.trials[trial].setting, output or run / f"export-trial-{trial}"
     for file in pipeline.write_exports(results, folder, target, setting):
         console.out.print(escape(str(file)))
+    folder.write_manifest()
 
 
 def _say(text: str) -> None:
@@ -156,7 +158,7 @@ def _show(results: StudyResults, path: Path) -> None:
         [
             (
                 f"{c.candidate} against {c.reference}",
-                *(console.effect(c.overall[objective.metric]) for objective in results.objectives),
+                *(console.effect(c.overall.get(objective.metric)) for objective in results.objectives),
                 f"{c.share_faster:.0%}",
                 c.verdict,
             )

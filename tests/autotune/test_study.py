@@ -1,6 +1,7 @@
 """A study from its file to its results: nothing lost, nothing repeated, nothing half-made."""
 
 import json
+import shutil
 import sqlite3
 from collections import Counter
 from pathlib import Path
@@ -10,17 +11,21 @@ import pytest
 from small_study import small
 
 from autotune.choose import exported_role
+from autotune.compare import compare_settings
 from autotune.evaluate import SimulatedEvaluator
 from autotune.plan import Plan, make_plan
 from autotune.records import Replay
 from autotune.results import StudyResults
+from autotune.runfolder import RunFolder
 from autotune.study import Outcome, Search
 from autotune.tune import tune
 from ppas_core.defaults import published
-from ppas_core.errors import NoResult
+from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.policy import PolicyParams
+from ppas_core.sim.profile import load_profile
 from search_spaces.space import load_space
-from traces.format import Trace
+from traces.format import Trace, write_trace
+from traces.generate import rag_bursts
 
 
 @pytest.fixture(scope="module")
@@ -221,3 +226,61 @@ def test_a_time_budget_ends_the_search_after_the_known_settings(tmp_path: Path) 
     arms = Counter(trial.arm for trial in results.trials)
     assert arms["static"] == 3
     assert arms["search"] < 100_000
+
+
+def test_the_plan_can_be_made_again_from_the_run_folder_alone(tmp_path: Path) -> None:
+    """Trace, space, reference and profile files are looked for beside the study; the run folder keeps what they said."""
+    home = tmp_path / "home"
+    for seed in (0, 1, 10, 11):
+        write_trace(rag_bursts(1.0, seed, prompt_tokens=4000), home / f"t{seed}.jsonl")
+    (home / "space.yaml").write_text("b_max: {low: 2048, high: 16384, step: 2048}\nb_cap: 2048\n")
+    (home / "reference.yaml").write_text("b_max: 8192\nb_cap: 2048\n")
+    profile = json.dumps(load_profile("rtx5090-qwen2.5-3b").to_dict())
+    (home / "profile.json").write_text(profile)
+    changes = {
+        "workload": {"family": "files", "tuning": ["t0.jsonl", "t1.jsonl"], "held_out": ["t10.jsonl", "t11.jsonl"]},
+        "space": "space.yaml", "reference": "reference.yaml", "profile": "profile.json", "static_budgets": [2048],
+    }  # fmt: skip
+    plan = make_plan(small(**changes), home)
+    results = tune(plan, tmp_path / "run")
+    shutil.rmtree(home)
+    again = make_plan(RunFolder(tmp_path / "run").spec(), tmp_path / "run")
+    assert (again.tuning, again.held_out, again.reference) == (plan.tuning, plan.held_out, plan.reference)
+    assert again.space == plan.space
+    assert again.evaluator.identity() == plan.evaluator.identity()
+    assert results.trials[0].setting.label == "2/8192/2048 prefill"
+
+
+def test_a_changed_reference_or_space_file_is_another_study(tmp_path: Path) -> None:
+    (tmp_path / "reference.yaml").write_text("b_max: 8192\nb_cap: 2048\n")
+    study = small(reference="reference.yaml", trials=1, static_budgets=[2048])
+    tune(make_plan(study, tmp_path), tmp_path / "run")
+    (tmp_path / "reference.yaml").write_text("b_max: 4096\nb_cap: 2048\n")
+    with pytest.raises(InvalidInput, match=r"b_max is 8192 there, 4096 here"):
+        tune(make_plan(study, tmp_path), tmp_path / "run")
+
+
+def test_idle_knobs_keep_the_picks_values_where_the_references_would_act(tmp_path: Path) -> None:
+    """With n_th out of reach nothing is ever capped, which is best for TTFT; the reference's n_th would cap."""
+    study = small(
+        objectives=["mean_ttft_s"], trials=8, static_budgets=[2048],
+        space={"b_max": 16384, "b_cap": 2048, "n_th": {"low": 99, "high": 120}},
+        workload={"family": "rag-bursts", "rates_per_s": [2.0], "prompt_tokens": 12000},
+    )  # fmt: skip
+    results = tune(make_plan(study), tmp_path / "run")
+    tuned = next(setting for setting in results.held_out if setting.role == "tuned").setting.to_params()
+    assert tuned.n_th >= 99
+    assert "kept" in results.not_identified["n_th"]
+    assert results.comparisons[0].overall["mean_ttft_s"].improvement_pct > 0
+
+
+def test_a_goodput_of_zero_somewhere_is_inconclusive_and_never_a_crash() -> None:
+    study = small(objectives=["goodput_per_s"], limits={"latency_s": 0.001}, prefer="goodput_per_s")
+    plan = make_plan(study)
+    sides = [
+        (name, [plan.evaluator.replay(params, trace) for trace in plan.held_out])
+        for name, params in (("tuned", PolicyParams.static(2048)), ("reference", plan.reference))
+    ]
+    found = compare_settings(sides[0], sides[1], study, ["goodput_per_s"])
+    assert found.verdict == "inconclusive"
+    assert "goodput is zero or undefined" in found.sentence
