@@ -18,6 +18,7 @@ from pathlib import Path
 from autotune.serve import serve_command
 from ppas_core import __version__
 from ppas_core.errors import PpasError
+from ppas_core.policy import MAX_VALUE
 from ppas_core.vllm import compat, patching
 from ppas_core.vllm.settings import (
     SETTINGS_FILE_VARIABLE,
@@ -141,7 +142,7 @@ def _entry_points(environ: Mapping[str, str]) -> list[Finding]:
 
 def _environment(environ: Mapping[str, str]) -> Finding:
     # Limits that no real setting meets: only the variables' own form is judged here, the engine judges the rest.
-    limits = EngineLimits(startup_budget_tokens=2**31, max_num_seqs=1)
+    limits = EngineLimits(startup_budget_tokens=MAX_VALUE, max_num_seqs=1)
     try:
         on = enabled_by_environment(environ)
         params = params_from_environment(environ, limits)

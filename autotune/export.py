@@ -27,8 +27,10 @@ from ppas_core import __version__
 from ppas_core.errors import InvalidInput
 from ppas_core.files import write_atomically
 from ppas_core.naming import did_you_mean
+from ppas_core.plain_json import dump_json, load_json
 from ppas_core.policy import PolicyParams, Scope
 from ppas_core.vllm.settings import EngineLimits, params_from_environment
+from search_spaces.yaml_file import parse_yaml, read_text
 
 Generation = Literal["0.22.1", "0.27.1"]
 """A published patched server, by the vLLM version it patches."""
@@ -268,7 +270,7 @@ def _settings_json(
             "name": results.name,
             "created_at": results.created_at,
             # The digest of results.json as `StudyResults.save` writes it.
-            "digest": _sha256(json.dumps(results.model_dump(mode="json"), ensure_ascii=False).encode()),
+            "digest": _sha256(dump_json(results.model_dump(mode="json")).encode()),
             "role": _role(results, setting),
             "choice": results.choice,
             "verdicts": _verdicts(results, setting),
@@ -287,7 +289,7 @@ def _settings_json(
             for generation, (near, reasons) in nearest.items()
         },
     }
-    return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+    return dump_json(data, indent=1) + "\n"
 
 
 def _role(results: StudyResults, setting: Setting) -> str | None:
@@ -331,10 +333,12 @@ def load_export(path: Path) -> PolicyParams:
     if path.suffix not in readers:
         raise InvalidInput(f"{path}: is no export; allowed: vllm.yaml, an .env file, or settings.json")
     try:
-        return readers[path.suffix](path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInput(f"{path}: cannot be read ({error.strerror}); `ppas export` writes it") from None
-    except (yaml.YAMLError, ValueError) as error:
+        text = read_text(path)
+    except FileNotFoundError:
+        raise InvalidInput(f"{path}: cannot be read: there is no such file; `ppas export` writes it") from None
+    try:
+        return readers[path.suffix](text)
+    except ValueError as error:
         raise InvalidInput(f"{path}: is damaged: {_one_line(' '.join(str(error).split()))}; export again") from None
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error}") from None
@@ -367,7 +371,7 @@ def _digest_in_comments(text: str) -> str:
 
 def _read_yaml(text: str) -> PolicyParams:
     digest = _digest_in_comments(text)
-    data = yaml.safe_load(text)
+    data = parse_yaml(text, "is damaged")
     if not isinstance(data, dict) or not {"max-num-batched-tokens", "max-num-seqs"} <= set(data):
         raise InvalidInput("max-num-batched-tokens and max-num-seqs must both be there; export again")
     b_max, max_num_seqs = data["max-num-batched-tokens"], data["max-num-seqs"]
@@ -420,7 +424,7 @@ def _variables(text: str) -> dict[str, str]:
 
 
 def _read_json(text: str) -> PolicyParams:
-    data = json.loads(text)
+    data = load_json(text)
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise InvalidInput(f"is no export of ppas-autotune (kind: {KIND!r})")
     if data.get("version") != VERSION:

@@ -71,16 +71,14 @@ def serve_command(
 
 def check_config(config: Path) -> PolicyParams | None:
     """The policy in a `vllm serve --config` file, None where it has none. Raises InvalidInput when it is unusable."""
-    import yaml
+    from search_spaces.yaml_file import read_yaml  # YAML comes with vLLM; the launcher alone needs none
 
     if config.suffix not in (".yaml", ".yml"):
         raise InvalidInput(f"{config}: vLLM takes a config file that ends in .yaml or .yml")
     try:
-        data: Any = yaml.safe_load(config.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidInput(f"{config}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{config}: is not YAML: {error}") from None
+        data: Any = read_yaml(config)
+    except FileNotFoundError:
+        raise InvalidInput(f"{config}: cannot be read: there is no such file; `ppas export` writes one") from None
     if not isinstance(data, dict):
         raise InvalidInput(f"{config}: is not a mapping of vLLM's flags")
     additional = data.get("additional-config", data.get("additional_config")) or {}

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from autotune.export import load_export
 from ppas_core import defaults
 from ppas_core.errors import InvalidInput
 from ppas_core.naming import nearest
+from ppas_core.plain_json import load_json
 from ppas_core.policy import DEFAULT_MAX_NUM_SEQS, PolicyParams, Scope
+from search_spaces.yaml_file import parse_yaml, read_text
 
 HELP: Final = (
     f"a published name ({', '.join(defaults.PUBLISHED)}), mbt-2048 for a static budget, N_TH/B_MAX/B_CAP as in "
@@ -23,8 +22,8 @@ HELP: Final = (
 )
 
 _LABEL = re.compile(
-    r"(?:mbt-(?P<static>\d+)|(?P<n_th>\d+)/(?P<b_max>\d+)/(?P<b_cap>\d+)"
-    r"(?:[/ ]T?(?P<t_large>\d+))?(?:[/ ](?P<scope>prefill|global))?(?P<guard>[/ ]guard)?)(?:[/ ]s(?P<seqs>\d+))?"
+    r"(?:mbt-(?P<static>[0-9]{1,30})|(?P<n_th>[0-9]{1,30})/(?P<b_max>[0-9]{1,30})/(?P<b_cap>[0-9]{1,30})"
+    r"(?:[/ ]T?(?P<t_large>[0-9]{1,30}))?(?:[/ ](?P<scope>prefill|global))?(?P<guard>[/ ]guard)?)(?:[/ ]s(?P<seqs>[0-9]{1,30}))?"
 )
 
 
@@ -64,11 +63,11 @@ def _from_label(match: re.Match[str]) -> PolicyParams:
 
 def _read_settings(path: Path) -> PolicyParams:
     try:
-        text = path.read_text(encoding="utf-8")
-        data = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+        text = read_text(path)
+        data = load_json(text) if path.suffix == ".json" else parse_yaml(text, str(path))
     except FileNotFoundError:
         raise InvalidInput(f"{path}: there is no such file; a setting is {HELP}") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:
+    except ValueError as error:
         raise InvalidInput(f"{path}: cannot be read: {error}") from None
     if not isinstance(data, dict):
         raise InvalidInput(f"{path}: is not a mapping of settings such as b_max: 16384")

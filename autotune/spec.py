@@ -18,6 +18,7 @@ from ppas_core.errors import InvalidInput
 from ppas_core.naming import did_you_mean
 from ppas_core.policy import PolicyParams
 from search_spaces.explain import explain
+from search_spaces.yaml_file import read_yaml
 from traces.format import Trace, read_trace
 from traces.generate import heterogeneous, parse_phases, rag_bursts
 
@@ -328,13 +329,9 @@ class StudySpec(_Model):
 def load_spec(path: Path) -> StudySpec:
     """The study in the YAML file `path`. Raises InvalidInput naming the key, the value and what is allowed."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        data = read_yaml(path)
     except FileNotFoundError:
         raise InvalidInput(f"{path}: there is no such study file; examples/ holds some") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"{path}: cannot be read: {error}") from None
-    except yaml.YAMLError as error:
-        raise InvalidInput(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(data, dict):
         raise InvalidInput(f"{path}: a study file is a mapping such as 'name: my-study'")
     return parse_spec(data, str(path))

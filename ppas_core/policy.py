@@ -15,6 +15,8 @@ from ppas_core.errors import InvalidSettings
 
 DEFAULT_MAX_NUM_SEQS = 256
 """vLLM's default cap on concurrent sequences on the paper's machines."""
+MAX_VALUE = 2**24
+"""The largest value of any setting: no engine has such a budget, and arithmetic with it is safe everywhere."""
 
 
 class Scope(StrEnum):
@@ -98,7 +100,7 @@ class PolicyParams:
     def from_dict(cls, data: dict[str, Any]) -> PolicyParams:
         """Settings from parsed JSON or YAML. Raises InvalidSettings on unknown or missing keys and on bad values."""
         known = [f.name for f in fields(cls)]
-        if unknown := sorted(set(data) - set(known)):
+        if unknown := sorted(set(data) - set(known), key=str):
             raise InvalidSettings(f"unknown setting {unknown[0]!r}; allowed: {', '.join(known)}")
         if missing := [name for name in ("b_max", "b_cap") if name not in data]:
             raise InvalidSettings(f"setting {missing[0]!r} is missing; required: b_max and b_cap")
@@ -179,4 +181,7 @@ def _branch(state: QueueState, params: PolicyParams) -> Branch:
 
 def _require_positive_int(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InvalidSettings(f"{name} is {value!r}; allowed: a whole number of at least 1")
+        raise InvalidSettings(f"{name} is {value!r}; allowed: a whole number from 1 to {MAX_VALUE}")
+    if value > MAX_VALUE:
+        shown = value if value < 10**30 else "a number of more than 30 digits"
+        raise InvalidSettings(f"{name} is {shown}; allowed: 1 to {MAX_VALUE}")

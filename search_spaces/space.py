@@ -21,7 +21,6 @@ from math import isfinite, log2
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ppas_core.errors import InvalidInput, InvalidSettings
@@ -29,6 +28,7 @@ from ppas_core.naming import did_you_mean
 from ppas_core.policy import DEFAULT_MAX_NUM_SEQS, PolicyParams, Scope
 from search_spaces.explain import explain
 from search_spaces.knobs import Interval, Range, ThresholdRange, log_edges, nearest_on_log_scale, refused, thin
+from search_spaces.yaml_file import parse_yaml, read_text
 
 if TYPE_CHECKING:
     import optuna
@@ -386,27 +386,26 @@ def _read(source: str | Path) -> tuple[str, Mapping[str, Any]]:
     if isinstance(source, str) and not (source.endswith((".yaml", ".yml")) or "/" in source):
         return _read_preset(source)
     try:
-        return _parsed(str(source), Path(source).read_bytes())
-    except OSError as error:
-        raise InvalidInput(f"{source}: cannot be read ({error.strerror}); give a preset name or a YAML file") from None
+        return _parsed(str(source), read_text(Path(source)))
+    except FileNotFoundError:
+        raise InvalidInput(
+            f"{source}: cannot be read: there is no such file; give a preset name or a YAML file"
+        ) from None
 
 
 def _read_preset(name: str) -> tuple[str, Mapping[str, Any]]:
     if name not in preset_names():
         raise InvalidInput(f"no search space {name!r}{did_you_mean(name, preset_names())}, or the path of a YAML file")
-    return _parsed(f"preset {name}", resources.files("search_spaces").joinpath("presets", f"{name}.yaml").read_bytes())
+    file = resources.files("search_spaces").joinpath("presets", f"{name}.yaml")
+    return _parsed(f"preset {name}", file.read_text(encoding="utf-8"))
 
 
 def _preset_files() -> Iterator[Any]:
     return resources.files("search_spaces").joinpath("presets").iterdir()
 
 
-def _parsed(where: str, text: bytes) -> tuple[str, Mapping[str, Any]]:
-    try:
-        data = yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        first_line = " ".join(str(error).split())
-        raise InvalidInput(f"{where}: not YAML: {first_line}") from None
+def _parsed(where: str, text: str) -> tuple[str, Mapping[str, Any]]:
+    data = parse_yaml(text, where)
     if not isinstance(data, Mapping):
         raise InvalidInput(f"{where}: holds no keys; a search space starts with b_max: (see the presets)")
     return where, data

@@ -114,3 +114,20 @@ def test_importing_the_policy_loads_nothing_beyond_the_standard_library() -> Non
     code = "import sys, ppas_core, ppas_core.defaults; print([m for m in ('numpy', 'vllm', 'torch', 'yaml') if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["b_max", "b_cap", "n_th", "t_large", "max_num_seqs"])
+@pytest.mark.parametrize("value", [2**24 + 1, 2**63, 10**4000])
+def test_a_setting_beyond_any_engine_is_refused_by_name(name: str, value: int) -> None:
+    with pytest.raises(InvalidSettings, match=f"{name} is .*; allowed: 1 to 16777216"):
+        PolicyParams.from_dict({"b_max": 16384, "b_cap": 2048, name: value})
+
+
+def test_the_largest_settings_are_accepted() -> None:
+    largest = 2**24
+    assert PolicyParams(largest, largest, largest, largest, Scope.GLOBAL, largest).b_max == largest
+
+
+def test_unknown_keys_of_any_kind_are_named() -> None:
+    with pytest.raises(InvalidSettings, match="unknown setting 1; allowed: b_max"):
+        PolicyParams.from_dict({1: 1, "a": 3, True: 2})  # type: ignore[dict-item]

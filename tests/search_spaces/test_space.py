@@ -252,7 +252,7 @@ def test_an_impossible_space_is_refused_with_value_range_and_remedy(form: dict[A
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("b_max: {low: 1", "not YAML"), ("- 1\n", "holds no keys"), ("", "holds no keys"), (None, "cannot be read")],
+    [("b_max: {low: 1", "is not YAML"), ("- 1\n", "holds no keys"), ("", "holds no keys"), (None, "cannot be read")],
 )
 def test_an_unusable_file_is_refused_by_its_path(tmp_path: Path, text: str | None, message: str) -> None:
     file = tmp_path / "space.yaml"
