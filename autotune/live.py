@@ -8,7 +8,6 @@ begins on a drained server, with a prefix-cache salt of its own, and counts only
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import time
 import urllib.request
@@ -27,6 +26,7 @@ from autotune.replay.run import replay as replay_trace
 from autotune.server import Server, start_server
 from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.files import write_atomically
+from ppas_core.plain_json import dump_json, load_json
 from ppas_core.policy import PolicyParams
 from ppas_core.vllm.live import wait_for_ack, write_settings
 from traces.format import Trace, TraceRequest
@@ -222,7 +222,7 @@ class LiveEvaluator:
         facts = {**server.facts.to_dict(), "start_s": server.start_s}
         before = _read_json(self._facts_file)
         if before is None:
-            write_atomically(self._facts_file, json.dumps(facts, indent=1).encode())
+            write_atomically(self._facts_file, dump_json(facts, indent=1).encode())
             return
         for key in ("vllm_version", "model"):
             if before.get(key) != facts.get(key):
@@ -381,7 +381,11 @@ def _requests_left(url: str) -> int | None:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        data = load_json(path.read_bytes())
     except FileNotFoundError:
         return None
+    except ValueError as error:
+        raise InvalidInput(f"{path}: is damaged: {error}; name another folder with --run") from None
+    if not isinstance(data, dict):
+        raise InvalidInput(f"{path}: is damaged: it is no JSON object; name another folder with --run")
     return data

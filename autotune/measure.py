@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from dataclasses import asdict
@@ -19,6 +18,7 @@ from autotune.runfolder import RunFolder
 from autotune.study import Outcome
 from ppas_core.errors import NoResult, PpasError
 from ppas_core.files import write_atomically
+from ppas_core.plain_json import dump_json, load_json
 from ppas_core.policy import PolicyParams
 
 
@@ -92,7 +92,7 @@ class Measurement:
         """The reference measured again and again, against itself: an A/A test before anything is searched."""
         plan, file = self.plan, self.run.path / "references" / "noise.json"
         if file.exists():
-            return [NoiseInfo(**entry) for entry in json.loads(file.read_text(encoding="utf-8"))]
+            return [NoiseInfo(**entry) for entry in load_json(file.read_bytes())]
         self.progress.begin("Measuring the noise (reference against itself)", NOISE_RUNS * len(plan.tuning))
         runs: list[list[Replay]] = [[] for _ in range(NOISE_RUNS)]
         for trace in plan.tuning:
@@ -107,5 +107,5 @@ class Measurement:
         ]
         found = [NoiseInfo(visible_held_out_pct=floor.visible_pct * fewer, **asdict(floor)) for floor in floors]
         entries: list[dict[str, Any]] = [entry.model_dump() for entry in found]
-        write_atomically(file, json.dumps(entries, indent=1).encode())
+        write_atomically(file, dump_json(entries, indent=1).encode())
         return found

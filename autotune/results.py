@@ -6,21 +6,30 @@ traces; `held_out` and `comparisons` are what is quoted as a result.
 
 from __future__ import annotations
 
-import json
+import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from autotune.records import Origin
 from ppas_core.errors import InvalidInput
 from ppas_core.files import write_atomically
+from ppas_core.plain_json import dump_json
 from ppas_core.policy import PolicyParams
 
 VERSION = 1
 
 Arm = Literal["reference", "published", "static", "search", "random"]
 Verdict = Literal["better", "worse", "no clear winner", "inconclusive"]
+
+
+def _from_null(value: Any) -> Any:
+    return math.nan if value is None else value
+
+
+Number = Annotated[float, BeforeValidator(_from_null)]
+"""A number; NaN where it is undefined, which stands in the file as null."""
 
 
 class _Model(BaseModel):
@@ -68,12 +77,12 @@ class Trial(_Model):
     setting: Setting
     state: Literal["ok", "failed"]
     reason: str | None = None
-    objectives: dict[str, float]
-    regimes: dict[str, dict[str, float]]
+    objectives: dict[str, Number]
+    regimes: dict[str, dict[str, Number]]
     branch_steps: dict[str, int]
     dimensions: dict[str, float | None]
     on_front: bool
-    duration_s: float
+    duration_s: Number
 
 
 class HeldOutRequests(_Model):
@@ -97,8 +106,8 @@ class HeldOut(_Model):
 
     role: str
     setting: Setting
-    regimes: dict[str, dict[str, float]]
-    regime_spread: dict[str, dict[str, tuple[float, float]]]
+    regimes: dict[str, dict[str, Number]]
+    regime_spread: dict[str, dict[str, tuple[Number, Number]]]
     branch_steps: dict[str, int]
     requests: HeldOutRequests
 
@@ -106,9 +115,9 @@ class HeldOut(_Model):
 class Effect(_Model):
     """An improvement in per cent, (1 - ratio) * 100, positive is better, with its bootstrap interval."""
 
-    improvement_pct: float
-    low_pct: float
-    high_pct: float
+    improvement_pct: Number
+    low_pct: Number
+    high_pct: Number
 
 
 class Comparison(_Model):
@@ -125,13 +134,13 @@ class Comparison(_Model):
     preferred_metric: str
     overall: dict[str, Effect]
     regimes: dict[str, dict[str, Effect]]
-    share_faster: float
-    share_faster_interval: tuple[float, float]
-    share_slower: float
-    tie_s: float
+    share_faster: Number
+    share_faster_interval: tuple[Number, Number]
+    share_slower: Number
+    tie_s: Number
     num_requests: int
     num_traces: int
-    confidence: float
+    confidence: Number
     verdict: Verdict
     sentence: str
     costs: list[str] = []
@@ -144,10 +153,10 @@ class NoiseInfo(_Model):
     """
 
     metric: str
-    replay_pct: float
-    objective_pct: float
-    visible_pct: float
-    visible_held_out_pct: float
+    replay_pct: Number
+    objective_pct: Number
+    visible_pct: Number
+    visible_held_out_pct: Number
     repeats: int
     num_traces: int
 
@@ -197,8 +206,8 @@ class TraceInfo(_Model):
     seed: int | None
     digest: str
     num_requests: int
-    duration_s: float
-    rate_per_s: float
+    duration_s: Number
+    rate_per_s: Number
 
 
 class StudyResults(_Model):
@@ -230,9 +239,9 @@ class StudyResults(_Model):
     best_static: Setting
     held_out: list[HeldOut]
     comparisons: list[Comparison]
-    importance: dict[str, dict[str, float]]
+    importance: dict[str, dict[str, Number]]
     importance_method: str
-    hypervolume: dict[str, list[float]]
+    hypervolume: dict[str, list[Number]]
     landscape: Landscape | None
     not_identified: dict[str, str]
     warnings: list[str]
@@ -243,18 +252,26 @@ class StudyResults(_Model):
 
     def save(self, path: Path) -> None:
         """Writes the results to `path`, whole or not at all."""
-        write_atomically(path, json.dumps(self.model_dump(mode="json"), ensure_ascii=False).encode())
+        write_atomically(path, dump_json(self.model_dump(mode="json")).encode())
 
     @classmethod
     def load(cls, path: Path) -> StudyResults:
         """The results in the file `path`. Raises InvalidInput when it is missing, damaged or of another version."""
         try:
-            return cls.model_validate_json(path.read_bytes())
+            found = cls.model_validate_json(path.read_bytes())
         except FileNotFoundError:
             raise InvalidInput(f"{path}: there is no such file; a finished `ppas tune` leaves it") from None
+        except OSError as error:
+            raise InvalidInput(f"{path}: cannot be read: {error.strerror}; run `ppas tune` again") from None
         except ValidationError as error:
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"]) or "the file"
             raise InvalidInput(
                 f"{path}: {place}: {first['msg']}; this release reads results version {VERSION}"
             ) from None
+        for name in ("reference_trial", "pick_trial"):
+            if not 0 <= getattr(found, name) < len(found.trials):
+                raise InvalidInput(
+                    f"{path}: {name} is {getattr(found, name)}, and there are {len(found.trials)} trials"
+                )
+        return found

@@ -14,9 +14,11 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
-import json
+import os
 import re
+import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -29,6 +31,7 @@ from autotune.spec import StudySpec, load_spec
 from autotune.study import Outcome
 from ppas_core.errors import InvalidInput
 from ppas_core.files import write_atomically
+from ppas_core.plain_json import dump_json, load_json
 from ppas_core.policy import PolicyParams
 from traces.format import write_trace
 
@@ -62,16 +65,7 @@ class RunFolder:
         _write_json(target / "settings.json", params.to_dict())
         if replays:
             self.save_requests(folder, replays)
-        _write_json(
-            target / "metrics.json",
-            {
-                "objectives": outcome.objectives,
-                "regimes": outcome.regimes,
-                "branch_steps": outcome.branch_steps,
-                "duration_s": outcome.duration_s,
-                "reason": outcome.reason,
-            },
-        )
+        _write_json(target / "metrics.json", outcome.to_dict())
 
     def save_requests(self, folder: str, replays: Sequence[Replay]) -> None:
         """Keeps every request of `replays`, and the engine's steps where they are known, as Parquet under `folder`."""
@@ -90,10 +84,10 @@ class RunFolder:
         """What `save_trial` kept of this setting under `folder`; None where it kept nothing, or of another setting."""
         target = self.path / folder
         try:
-            settings = json.loads((target / "settings.json").read_text(encoding="utf-8"))
-            measured = json.loads((target / "metrics.json").read_text(encoding="utf-8"))
-            return Outcome(**measured) if settings == params.to_dict() else None
-        except (FileNotFoundError, ValueError, TypeError):
+            settings = load_json((target / "settings.json").read_bytes())
+            measured = load_json((target / "metrics.json").read_bytes())
+            return Outcome.from_dict(measured) if settings == params.to_dict() else None
+        except (OSError, ValueError):
             return None
 
     def write_manifest(self) -> None:
@@ -116,7 +110,7 @@ def identity(plan: Plan) -> dict[str, Any]:
         "traces": [trace.digest for trace in (*plan.tuning, *plan.held_out)],
         "measured_on": plan.evaluator.identity(),
     }
-    identical: dict[str, Any] = json.loads(json.dumps(parts))
+    identical: dict[str, Any] = load_json(dump_json(parts))
     return identical
 
 
@@ -127,24 +121,40 @@ def open_run(path: Path, plan: Plan) -> Iterator[RunFolder]:
     Raises InvalidInput, touching nothing, when `path` holds something else or another study, or is in use.
     """
     wanted = identity(plan)
-    if path.exists():
+    if os.path.exists(path):
         _check_same_study(path, wanted)
     else:
         _create(path, plan, wanted)
-    with (path / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise InvalidInput(
-                f"{path}: another ppas process is working in this run folder; wait for it, or stop it"
-            ) from None
+    with _locked(path):
         write_atomically(path / "study.yaml", plan.resolved_spec().to_yaml().encode())
         yield RunFolder(path)
 
 
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Holds the folder's lock; the lock file is opened as it is: no link is followed, nothing in it is changed."""
+    file = path / ".lock"
+    try:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
+    except OSError as error:
+        raise InvalidInput(f"{file}: cannot be opened as a lock: {error.strerror}; remove it") from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise InvalidInput(f"{file}: is no regular file; remove it")
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise InvalidInput(
+                f"{path}: another ppas process is working in this run folder; wait for it, or stop it"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def existing_run(path: Path) -> RunFolder:
     """The run folder at `path`, to read. Raises InvalidInput when it is none."""
-    if not (path / "identity.json").is_file():
+    if not os.path.isfile(path / "identity.json"):
         raise InvalidInput(f"{path}: is not a run folder; `ppas tune STUDY.yaml` makes one under runs/")
     return RunFolder(path)
 
@@ -155,8 +165,7 @@ def folder_name(label: str) -> str:
 
 
 def _create(path: Path, plan: Plan, wanted: dict[str, Any]) -> None:
-    unfinished = path.with_name(f".{path.name}.tmp")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         unfinished.mkdir(parents=True)
         write_atomically(unfinished / "study.yaml", plan.resolved_spec().to_yaml().encode())
@@ -166,9 +175,19 @@ def _create(path: Path, plan: Plan, wanted: dict[str, Any]) -> None:
         if plan.profile_file is not None:
             write_atomically(unfinished / "profile.json", plan.profile_file.read_bytes())
         unfinished.rename(path)
-    except OSError as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise InvalidInput(f"{path}: the run folder cannot be made: {error}") from None
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        _remove(unfinished)
+        if not os.path.exists(path):
+            raise InvalidInput(f"{path}: the run folder cannot be made: {error}") from None
+        _check_same_study(path, wanted)  # another process was quicker
+    except BaseException:
+        _remove(unfinished)
+        raise
+
+
+def _remove(folder: Path) -> None:
+    with contextlib.suppress(ValueError):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _check_same_study(path: Path, wanted: dict[str, Any]) -> None:
@@ -176,11 +195,13 @@ def _check_same_study(path: Path, wanted: dict[str, Any]) -> None:
     if not file.is_file():
         raise InvalidInput(f"{path}: exists and is not a run folder; name another with --run, or move it away")
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = load_json(file.read_bytes())
     except (OSError, ValueError) as error:
         raise InvalidInput(f"{file}: cannot be read: {error}; name another folder with --run") from None
     if found == wanted:
         return
+    if not isinstance(found, dict):
+        raise InvalidInput(f"{file}: does not hold what ppas wrote there; name another folder with --run")
     for part in ("spec", "reference", "space", "traces", "measured_on"):
         if found.get(part) != wanted[part]:
             raise InvalidInput(
@@ -198,7 +219,7 @@ def _difference(part: str, found: object, wanted: object) -> str:
 
 
 def _write_json(path: Path, data: Any) -> None:
-    write_atomically(path, json.dumps(data, indent=1, ensure_ascii=False).encode() + b"\n")
+    write_atomically(path, dump_json(data, indent=1).encode() + b"\n")
 
 
 def _write_parquet(table: pd.DataFrame, path: Path) -> None:

@@ -8,6 +8,7 @@ state is invisible to its samplers. Only this module (and the search space's `su
 from __future__ import annotations
 
 import importlib.util
+import math
 import sqlite3
 import warnings
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from autotune.aggregate import RegimeMeans
 from autotune.results import Arm
 from ppas_core.errors import InvalidInput
+from ppas_core.plain_json import finite
 from ppas_core.policy import PolicyParams
 from search_spaces.space import Space
 
@@ -40,6 +42,23 @@ class Outcome:
     branch_steps: dict[str, int]
     duration_s: float
     reason: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values, null for a metric that is undefined (NaN); `from_dict` gives the outcome back."""
+        plain: dict[str, Any] = finite(asdict(self))
+        return plain
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Outcome:
+        """What `to_dict` gave. Raises ValueError when it is something else."""
+        try:
+            regimes = {
+                regime: {name: math.nan if value is None else float(value) for name, value in means.items()}
+                for regime, means in data["regimes"].items()
+            }
+            return cls(**{**data, "regimes": regimes})
+        except (TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"is no outcome of a trial: {error!r}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +172,7 @@ class Search:
         # Every trial sets the constraint: the GP sampler raises when one lacks it.
         trial.set_constraint(_FAILED, 0.0 if outcome.reason is None else 1.0)
         trial.set_user_attr("settings", params.to_dict())
-        trial.set_user_attr(_MEASURED, asdict(outcome))
+        trial.set_user_attr(_MEASURED, outcome.to_dict())
 
     def _read(self, trial: FrozenTrial) -> SearchTrial:
         attrs = trial.user_attrs
@@ -184,7 +203,7 @@ class _ValueOf:
 
 
 def _read_outcome(user_attrs: dict[str, Any]) -> Outcome:
-    return Outcome(**user_attrs[_MEASURED])
+    return Outcome.from_dict(user_attrs[_MEASURED])
 
 
 def _make_sampler(name: str, seed: int, deterministic: bool) -> BaseSampler:
