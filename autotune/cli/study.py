@@ -12,6 +12,7 @@ from autotune.cli import console
 from autotune.cli.settings import profile_option
 from autotune.progress import Progress, Silent
 from autotune.results import StudyResults
+from autotune.settings import parse_setting
 from autotune.spec import StudySpec, load_spec, parse_spec
 from ppas_core.errors import InvalidInput
 from ppas_core.policy import PolicyParams
@@ -25,6 +26,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for pi
 def add_to(app: typer.Typer) -> None:
     """Registers the commands."""
     app.command()(tune)
+    app.command()(sweep)
     app.command()(report)
     app.command()(export)
 
@@ -78,6 +80,52 @@ def tune(
         console.print_json(_summary(results, path))
     elif not quiet:
         _show(results, path)
+
+
+@console.reports_errors
+def sweep(
+    study: Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="See examples/.", show_default=False)],
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--setting", "-s", help="A further setting; repeat for more.", show_default=False),
+    ] = None,
+    run: Annotated[Path | None, typer.Option(help="Run folder; default runs/NAME.", show_default=False)] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
+    json_output: Json = False,
+) -> None:
+    """Measure the study's known settings on its tuning traces, without a search, and print the paper's table.
+
+    Known are the reference, the published settings and the static budgets of the study file. The same command resumes.
+    """
+    spec = load_spec(study)
+    extra = [parse_setting(text) for text in setting or ()]
+    from autotune import metrics
+    from autotune.plan import make_plan
+    from autotune.sweep import PAPER_METRICS
+    from autotune.sweep import sweep as run_sweep
+
+    plan = make_plan(spec, study.parent)
+    path = run or Path("runs") / spec.name
+    swept = run_sweep(plan, path, extra, Silent() if quiet else console.Bar())
+    if json_output:
+        console.print_json({"origin": str(plan.evaluator.origin), "settings": [one.to_dict() for one in swept]})
+        return
+    tag = "simulated" if plan.evaluator.origin == "simulated" else "measured"
+    console.table(
+        f"Improvement of {swept[0].params.label()} over each setting in %, geometric mean over load regimes ({tag})",
+        ["over", *(console.short(metrics.metric(name).label) for name in PAPER_METRICS)],
+        [
+            (other.params.label(), *(_percent(swept[0].improvement_pct(name, other)) for name in PAPER_METRICS))
+            for other in swept[1:]
+        ],
+    )
+    for one in swept:
+        if one.outcome.reason is not None:
+            console.out.print(f"[yellow]failed:[/] {escape(f'{one.params.label()}: {one.outcome.reason}')}")
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:+.1f}"
 
 
 @console.reports_errors

@@ -256,3 +256,25 @@ def test_a_label_of_a_table_names_the_setting_that_it_stands_for(text: str) -> N
 )
 def test_every_label_can_be_typed_back(params: PolicyParams) -> None:
     assert parse_setting(params.label()) == params
+
+
+def test_a_sweep_prints_the_papers_table_and_measures_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    study = str(write_study(tmp_path))
+    command = ["sweep", study, "--setting", "3/8192/1024", "-q"]
+    found = json.loads(CliRunner().invoke(app, [*command, "--json"]).output)
+    assert found["origin"] == "simulated"
+    labels = ["2/16384/2048 prefill", "mbt-512", "mbt-2048", "mbt-16384", "3/8192/1024 prefill"]
+    assert [one["label"] for one in found["settings"]] == labels
+    ppas, static = (found["settings"][i]["regimes"] for i in (0, 2))
+    ratios = [ppas[regime]["mean_latency_s"] / static[regime]["mean_latency_s"] for regime in ppas]
+    expected = (1 - (ratios[0] * ratios[1]) ** 0.5) * 100
+    times = {file: file.stat().st_mtime_ns for file in Path("runs/small/sweep").rglob("*.parquet")}
+    assert len(times) == 5
+    shown = CliRunner().invoke(app, command).output
+    row = next(line for line in shown.splitlines() if "mbt-2048" in line)
+    assert f"{expected:+.1f}" in row
+    assert "(simulated)" in shown
+    assert times == {file: file.stat().st_mtime_ns for file in Path("runs/small/sweep").rglob("*.parquet")}
