@@ -28,10 +28,15 @@ from typing import Any, Final, overload
 
 from ppas_core.errors import InvalidInput
 from ppas_core.files import write_atomically
+from ppas_core.plain_json import load_json, require_notes, require_text
 from traces.lines import numbered_lines
 
 FORMAT: Final = "ppas-trace"
 VERSION: Final = 1
+MAX_TOKENS: Final = 10_000_000
+"""Longest prompt or output in tokens."""
+MAX_ARRIVAL_S: Final = 10_000_000_000
+"""Latest arrival: the clock still tells microseconds apart there."""
 
 _HEADER_KEYS: Final = {
     "format", "version", "name", "regime", "seed", "block_size", "provenance", "num_requests", "digest",
@@ -94,8 +99,8 @@ def pack_blocks(ids: Sequence[object]) -> Sequence[int]:
 class TraceRequest:
     """One request of a trace.
 
-    arrival_s: seconds from the trace's start, finite, at least 0.
-    prompt_tokens, output_tokens: lengths in tokens, at least 1.
+    arrival_s: seconds from the trace's start, 0 to MAX_ARRIVAL_S.
+    prompt_tokens, output_tokens: lengths in tokens, 1 to MAX_TOKENS.
     block_hashes: one id per `Trace.block_size` prompt tokens (the last block may be partial); requests that begin with
         the same ids share that prefix. Empty: a prompt of its own. A tuple, or `BlockHashes` from a file.
     session: the conversation that the request belongs to, if any.
@@ -114,19 +119,24 @@ class TraceRequest:
     def __post_init__(self) -> None:
         if isinstance(self.arrival_s, bool) or not isinstance(self.arrival_s, int | float):
             raise InvalidInput(f"arrival_s is {self.arrival_s!r}; allowed: a number of seconds")
-        if not math.isfinite(self.arrival_s) or self.arrival_s < 0:
-            raise InvalidInput(f"arrival_s is {self.arrival_s!r}; allowed: a finite number of seconds, at least 0")
+        if not 0 <= self.arrival_s <= MAX_ARRIVAL_S:  # false for NaN as well
+            raise InvalidInput(
+                f"arrival_s is {self.arrival_s!r}; allowed: a finite number of seconds, at least 0, at most {MAX_ARRIVAL_S}"
+            )
         for name in ("prompt_tokens", "output_tokens"):
             value = getattr(self, name)
-            if not _is_int(value) or value < 1:
-                raise InvalidInput(f"{name} is {value!r}; allowed: a whole number of at least 1")
+            if not _is_int(value) or not 1 <= value <= MAX_TOKENS:
+                raise InvalidInput(f"{name} is {value!r}; allowed: a whole number of at least 1, at most {MAX_TOKENS}")
         packed = isinstance(self.block_hashes, BlockHashes)
         if not packed and not all(_is_int(block) for block in self.block_hashes):
             raise InvalidInput("block_hashes holds something other than whole numbers")
-        if self.session is not None and not isinstance(self.session, str):
-            raise InvalidInput(f"session is {self.session!r}; allowed: text")
-        if self.phase is not None and (not _is_int(self.phase) or self.phase < 0):
-            raise InvalidInput(f"phase is {self.phase!r}; allowed: a whole number of at least 0")
+        if self.session is not None:
+            if not isinstance(self.session, str):
+                raise InvalidInput(f"session is {self.session!r}; allowed: text")
+            if not self.session.isascii():
+                require_text(self.session, "session")
+        if self.phase is not None and (not _is_int(self.phase) or not 0 <= self.phase < 2**31):
+            raise InvalidInput(f"phase is {self.phase!r}; allowed: a whole number of at least 0, below 2**31")
 
 
 @dataclass(frozen=True)
@@ -137,7 +147,7 @@ class Trace:
     regime: the load regime that the trace is a sample of; results are averaged over a regime's traces first.
     seed: the generator's seed, if generated.
     block_size: prompt tokens per block hash; None when no request has any.
-    provenance: where it came from, as plain JSON values.
+    provenance: where it came from, as plain JSON values, see `require_notes`.
 
     Raises InvalidInput when it is empty, out of order, or has block hashes that do not fit the prompts.
     """
@@ -150,6 +160,12 @@ class Trace:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        require_text(self.name, "a trace's name")
+        require_text(self.regime, f"trace {self.name!r}: regime")
+        require_notes(self.provenance, f"trace {self.name!r}: provenance")
+        for name in ("seed", "block_size"):
+            if abs(number := getattr(self, name) or 0) >= 2**63:
+                raise InvalidInput(f"trace {self.name!r}: {name} is {number}; allowed: a whole number below 2**63")
         if not self.requests:
             raise InvalidInput(f"trace {self.name!r} has no requests; it needs at least one")
         previous_s = 0.0
@@ -279,8 +295,8 @@ def _read_request(path: Path, number: int, line: str) -> TraceRequest:
 
 def _parse_object(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
-        data = json.loads(line)
-    except (ValueError, RecursionError):
+        data = load_json(line)
+    except ValueError:
         raise InvalidInput(f"{path}, line {number}: is not JSON: {line[:60]!r}") from None
     if not isinstance(data, dict):
         raise InvalidInput(f"{path}, line {number}: is not a JSON object: {line[:60]!r}")

@@ -15,6 +15,8 @@ from traces.format import Trace, TraceRequest
 
 OUTPUT_TOKENS: Final = (16, 32, 64, 128, 256)
 """Output lengths of the published heterogeneous workloads."""
+MAX_REQUESTS: Final = 2_000_000
+"""Requests that the phases of a generated trace may be expected to give."""
 QWEN_PROMPT_TOKENS: Final = (8192, 16384, 32768, 65536)
 NEMOTRON_PROMPT_TOKENS: Final = (16384, 32768, 65536, 131072)
 
@@ -124,6 +126,12 @@ def _check_phases(phases: Sequence[Phase]) -> None:
             )
     if not any(phase.rate_per_s > 0 for phase in phases):
         raise InvalidInput("no phase has a rate above 0; at least one must")
+    expected = sum(phase.duration_s * phase.rate_per_s for phase in phases)
+    if expected > MAX_REQUESTS:
+        raise InvalidInput(
+            f"phases {format_phases(phases)[:200]} would give about {expected:.0f} requests; allowed: at most "
+            f"{MAX_REQUESTS}: lower the rates or shorten the phases"
+        )
 
 
 def _trace(

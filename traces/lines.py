@@ -41,3 +41,5 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         raise InvalidInput(f"{path}: is not UTF-8 text (line {number}, byte {error.start} of it)") from None
     except (OSError, EOFError, zlib.error) as error:
         raise InvalidInput(f"{path}: cannot be read: {error}") from None
+    except ValueError as error:  # a zero byte, or half a character
+        raise InvalidInput(f"{str(path)!r}: is no file name: {error}") from None

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from ppas_core.errors import InvalidInput
-from traces.format import Trace, TraceRequest
+from traces.format import MAX_ARRIVAL_S, Trace, TraceRequest
 
 
 def window(trace: Trace, from_s: float = 0.0, to_s: float | None = None, name: str | None = None) -> Trace:
@@ -147,8 +147,10 @@ def _circular(times: list[float], from_s: float, length_s: float, circle_s: floa
 
 def _scaled(trace: Trace, factor: float, name: str | None, step: dict[str, Any]) -> Trace:
     last_s = trace.requests[-1].arrival_s * factor
-    if not math.isfinite(last_s):
-        raise InvalidInput(f"time factor {factor:g} moves the last arrival past all numbers; choose a smaller one")
+    if last_s > MAX_ARRIVAL_S:
+        raise InvalidInput(
+            f"time factor {factor:g} moves the last arrival to {last_s:g} s, past {MAX_ARRIVAL_S}; choose a smaller one"
+        )
     moved = (replace(request, arrival_s=request.arrival_s * factor) for request in trace.requests)
     return _shaped(trace, name or trace.name, moved, step)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import MISSING, dataclass, fields
 from typing import Any
 
@@ -10,6 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ppas_core.errors import InvalidInput
+
+_LARGEST = 1e7
+_SHORTEST_S = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,14 @@ class StepCost:
         for field in fields(self):
             value = getattr(self, field.name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not is_number or not math.isfinite(value) or value < 0:
+            if not is_number or not 0 <= value <= _LARGEST:  # false for NaN as well
                 unit = "tokens" if field.name == "prefill_ramp_tokens" else "seconds"
-                raise InvalidInput(f"{field.name} is {value!r}; allowed: a finite number of {unit} of at least 0")
+                raise InvalidInput(f"{field.name} is {value!r}; allowed: a finite number of {unit}, 0 to {_LARGEST:g}")
             object.__setattr__(self, field.name, float(value))
-        if self.step_s + self.prefill_token_s + self.decode_token_s <= 0:
-            raise InvalidInput("a step must take time: one of step_s, prefill_token_s, decode_token_s must exceed 0")
+        if self.step_s + self.prefill_token_s + self.decode_token_s < _SHORTEST_S:
+            raise InvalidInput(
+                f"a step must take time: one of step_s, prefill_token_s, decode_token_s must be at least {_SHORTEST_S:g}"
+            )
 
     def seconds(self, prefill_tokens: int, prefill_pairs: int, decode_tokens: int, decode_context_tokens: int) -> float:
         """The step's duration in seconds, summed in exactly the order of the compiled kernel."""

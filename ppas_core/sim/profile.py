@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from importlib import resources
@@ -14,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from ppas_core.errors import InvalidInput
+from ppas_core.plain_json import load_json, require_notes, require_text
 from ppas_core.sim.cost import StepCost
 
 DEFAULT_PROFILE: Final = "rtx5090-qwen2.5-3b"
@@ -21,6 +21,7 @@ DEFAULT_PROFILE: Final = "rtx5090-qwen2.5-3b"
 
 FORMAT: Final = "ppas-profile"
 VERSION: Final = 1
+_LONGEST_DELAY_S: Final = 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +55,14 @@ class Profile:
             value = getattr(self, name)
             if not isinstance(value, str) or not value:
                 raise InvalidInput(f"profile {name} is {value!r}; allowed: a text that is not empty")
+            require_text(value, f"profile {name}")
         if not isinstance(self.cost, StepCost):
             raise InvalidInput(f"profile {self.name}: cost is {self.cost!r}; allowed: a StepCost")
         delay = self.frontend_delay_s
-        if isinstance(delay, bool) or not isinstance(delay, int | float) or not math.isfinite(delay) or delay < 0:
-            raise InvalidInput(f"profile {self.name}: frontend_delay_s is {delay!r}; allowed: seconds of at least 0")
+        if not _is_number(delay) or not 0 <= delay <= _LONGEST_DELAY_S:
+            raise InvalidInput(
+                f"profile {self.name}: frontend_delay_s is {delay!r}; allowed: 0 to {_LONGEST_DELAY_S} seconds"
+            )
         object.__setattr__(self, "frontend_delay_s", float(delay))
         for name, least, most in (
             ("num_kv_blocks", 2, 2**40),
@@ -73,7 +77,27 @@ class Profile:
             notes = getattr(self, name)
             if not isinstance(notes, Mapping):
                 raise InvalidInput(f"profile {self.name}: {name} is {notes!r}; allowed: an object with named entries")
+            require_notes(notes, f"profile {self.name}: {name}")
             object.__setattr__(self, name, MappingProxyType(dict(notes)))
+        self._check_fit()
+
+    def _check_fit(self) -> None:
+        """The two entries of `fit` that the tuner itself reads; everything else there is for people."""
+        where = f"profile {self.name}: fit.measured_range"
+        ranges = self.fit.get("measured_range", {})
+        if not isinstance(ranges, Mapping):
+            raise InvalidInput(f"{where} is {ranges!r}; allowed: an object such as {{'budget_tokens': [512, 16384]}}")
+        for name, bounds in ranges.items():
+            pair = isinstance(bounds, list | tuple) and len(bounds) == 2 and all(map(_is_number, bounds))
+            if not pair or bounds[0] > bounds[1]:
+                raise InvalidInput(f"{where}.{name} is {bounds!r}; allowed: [lowest, highest], two ascending numbers")
+        where, value = f"profile {self.name}: fit", self.fit
+        for name in ("held_out_ppas_error_per_regime", "mean_absolute"):
+            value, where = value.get(name, {}), f"{where}.{name}"
+            if not isinstance(value, Mapping):
+                raise InvalidInput(f"{where} is {value!r}; allowed: an object")
+        if not _is_number(error := value.get("avg_latency", 0.0)) or error < 0:
+            raise InvalidInput(f"{where}.avg_latency is {error!r}; allowed: a share of at least 0, such as 0.02")
 
     @property
     def longest_servable_tokens(self) -> int:
@@ -130,24 +154,29 @@ def load_profile(name_or_path: str) -> Profile:
         return _parse((_shipped() / f"{name_or_path}.json").read_text(encoding="utf-8"), name_or_path)
     path = Path(name_or_path)
     try:
-        return _parse(path.read_text(encoding="utf-8"), name_or_path)
+        text = path.read_text(encoding="utf-8")
     except (FileNotFoundError, IsADirectoryError):
         known = profile_names()
         near = difflib.get_close_matches(name_or_path, known, n=1, cutoff=0.4)
         hint = f"; did you mean {near[0]}?" if near else ""
         raise InvalidInput(f"no profile or file {name_or_path!r}; shipped profiles: {', '.join(known)}{hint}") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # ValueError: no UTF-8, or a name that no file can have
         raise InvalidInput(f"profile file {name_or_path!r} cannot be read: {error}") from None
+    return _parse(text, name_or_path)
 
 
 def _shipped() -> Any:
     return resources.files("ppas_core.sim") / "profiles"
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _parse(text: str, source: str) -> Profile:
     try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
+        data = load_json(text)
+    except ValueError as error:
         raise InvalidInput(f"profile {source!r} is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise InvalidInput(f"profile {source!r} is a JSON {type(data).__name__}; allowed: an object")

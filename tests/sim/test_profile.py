@@ -62,6 +62,20 @@ def test_an_unknown_name_is_answered_with_the_known_ones_and_the_nearest() -> No
         load_profile("rtx5090-qwen2.5-3")
 
 
+def nested(depth: int) -> dict[str, Any]:
+    return {"a": nested(depth - 1)} if depth else {}
+
+
+def error_of(value: object) -> dict[str, Any]:
+    return {"held_out_ppas_error_per_regime": {"mean_absolute": {"avg_latency": value}}}
+
+
+@pytest.mark.parametrize("name", ["a\0.json", "\ud800.json", "x" * 300 + ".json"])
+def test_a_name_that_no_file_can_have_is_refused(name: str) -> None:
+    with pytest.raises(InvalidInput):
+        load_profile(name)
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -79,6 +93,23 @@ def test_an_unknown_name_is_answered_with_the_known_ones_and_the_nearest() -> No
         (profile_dict(frontend_delay_s=-0.1), "frontend_delay_s is -0.1"),
         (profile_dict(gpu=""), "gpu is ''"),
         (profile_dict(fit=[]), "allowed: an object with named entries"),
+        (profile_dict(cost={**profile_dict()["cost"], "step_s": 1e308}), r"step_s is 1e\+308; .* 0 to 1e\+07"),
+        (profile_dict(cost={**profile_dict()["cost"], "step_s": 10**400}), "step_s is 1000"),
+        (profile_dict(frontend_delay_s=10**400), "frontend_delay_s is 1000"),
+        (profile_dict(frontend_delay_s=math.nan), "frontend_delay_s is nan; allowed: 0 to 3600"),
+        (profile_dict(model="\ud800"), "profile model .* half a character"),
+        (profile_dict(provenance={"x": [math.nan]}), "provenance.x is nan"),
+        (profile_dict(fit={"x": math.inf}), "fit.x is inf"),
+        (profile_dict(provenance=nested(40)), "provenance nests deeper than 32 levels"),
+        (profile_dict(fit={"measured_range": [1]}), r"fit\.measured_range is \[1\]; allowed: an object"),
+        (profile_dict(fit={"measured_range": {"budget_tokens": "ab"}}), "budget_tokens is 'ab'; allowed: \\[lowest"),
+        (profile_dict(fit={"measured_range": {"budget_tokens": []}}), "two ascending numbers"),
+        (profile_dict(fit={"measured_range": {"budget_tokens": [2, 1]}}), "two ascending numbers"),
+        (profile_dict(fit={"measured_range": {"budget_tokens": [1, None]}}), "two ascending numbers"),
+        (profile_dict(fit={"held_out_ppas_error_per_regime": "x"}), "held_out_ppas_error_per_regime is 'x'"),
+        (profile_dict(fit=error_of("x")), "mean_absolute.avg_latency is 'x'"),
+        (profile_dict(fit=error_of(None)), "mean_absolute.avg_latency is None"),
+        (profile_dict(fit=error_of(-0.1)), "mean_absolute.avg_latency is -0.1"),
     ],
 )
 def test_a_profile_with_an_error_is_refused_with_its_name(data: dict[str, Any], message: str) -> None:
@@ -86,7 +117,15 @@ def test_a_profile_with_an_error_is_refused_with_its_name(data: dict[str, Any], 
         Profile.from_dict(data)
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "is not JSON"), ("[]", "allowed: an object")])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "allowed: an object"),
+        ("[" * 200_000, "is not JSON: it nests too deeply"),
+        ('{"num_kv_blocks": ' + "1" * 5000 + "}", "is not JSON: Exceeds the limit"),
+    ],
+)
 def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(text)
@@ -97,6 +136,8 @@ def test_a_file_that_is_no_profile_is_refused(tmp_path: Path, text: str, message
 def test_a_step_must_take_time() -> None:
     with pytest.raises(InvalidInput, match="a step must take time"):
         StepCost(0.0, 0.0, 1.0, 0.0, 1.0)
+    with pytest.raises(InvalidInput, match="must be at least 1e-09"):
+        StepCost(1e-320, 0.0, 1.0, 0.0, 1.0)
 
 
 def test_step_seconds_follow_the_formula() -> None:

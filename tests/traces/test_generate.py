@@ -61,12 +61,20 @@ def test_phases_are_written_as_they_are_read() -> None:
         ("10:nan", "out of range"),
         ("inf:1", "out of range"),
         ("10:0,5:0", "no phase has a rate above 0"),
+        ("1000:1000,1001:1000", "would give about 2001000 requests; allowed: at most 2000000"),
+        ("9999999:100000", "requests; allowed: at most 2000000: lower the rates or shorten the phases"),
     ],
 )
 def test_bad_phases_are_refused_with_their_text(text: str, word: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         parse_phases(text)
     assert word in str(caught.value)
+
+
+def test_a_workload_that_no_machine_could_hold_is_refused_before_it_is_generated() -> None:
+    with pytest.raises(InvalidInput, match="would give about 4000012 requests"):
+        rag_bursts(1e5, 0, phase_s=20.0)
+    assert len(heterogeneous(parse_phases("100:200"), 0).requests) > 19_000
 
 
 def test_describe_counts_load_lengths_and_shared_prefixes() -> None:
