@@ -82,7 +82,7 @@ def check_cold(study: Measurement, exported: PolicyParams, hot: Sequence[Replay]
     """
     evaluator, plan = study.plan.evaluator, study.plan
     server = plan.spec.server
-    if not isinstance(evaluator, LiveEvaluator) or server is None or not server.cold_check:
+    if not isinstance(evaluator, LiveEvaluator) or server is None or server.url or not server.cold_check:
         return None
     config = write_vllm_config(exported, study.run.path / "servers" / "exported.yaml")
     traces = plan.held_out[:_COLD_TRACES]

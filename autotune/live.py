@@ -23,8 +23,8 @@ from autotune.export import SCHEDULER_CLASS
 from autotune.records import Origin, Replay
 from autotune.replay.outcome import ReplayOutcome
 from autotune.replay.run import replay as replay_trace
-from autotune.server import Server, start_server
-from ppas_core.errors import InvalidInput, NoResult
+from autotune.server import Server, existing_server, start_server
+from ppas_core.errors import InvalidInput, NoResult, PpasError
 from ppas_core.files import write_atomically
 from ppas_core.plain_json import dump_json, load_json
 from ppas_core.policy import PolicyParams
@@ -51,6 +51,8 @@ class ServerOptions:
     model: as for `vllm serve`. flags, environment: passed on as they are. wrapper: a command before the server's.
     vocabulary_size: ids that prompts are drawn from. start_timeout_s, request_timeout_s: when to give up.
     max_send_lag_s: a replay counts only when the client's P99 lateness stays below this plus 1 % of mean latency.
+    url, settings_file: a server that somebody else started, and the file that it watches (PPAS_SETTINGS_FILE there);
+        both or neither. It is never started, restarted or ended, and its step log is not known.
     """
 
     model: str
@@ -61,6 +63,8 @@ class ServerOptions:
     start_timeout_s: float = 900.0
     request_timeout_s: float = 600.0
     max_send_lag_s: float = 0.005
+    url: str | None = None
+    settings_file: Path | None = None
 
 
 class LiveEvaluator:
@@ -116,6 +120,7 @@ class LiveEvaluator:
             "flags": list(self.options.flags),
             "environment": sorted(self.options.environment),
             "wrapper": list(self.options.wrapper),
+            "url": self.options.url,
             "max_num_batched_tokens": self.budget,
             "max_num_seqs": self.max_num_seqs,
         }
@@ -137,9 +142,10 @@ class LiveEvaluator:
         if params != self._in_force:
             self._switch(server, params)
         outcome = self._valid_outcome(server, params, trace)
+        if self.options.url is not None:
+            return live_replay(params, trace, outcome, None)
         time.sleep(_LOG_FLUSH_S)
-        steps = self._steps.read_new()
-        return live_replay(params, trace, outcome, steps)
+        return live_replay(params, trace, outcome, self._steps.read_new())
 
     @contextlib.contextmanager
     def cold(self, config: Path) -> Iterator[Callable[[PolicyParams, Trace], Replay]]:
@@ -177,9 +183,19 @@ class LiveEvaluator:
             self.say(f"the server ended between trials ({died.splitlines()[0]}); starting another")
             self._stop()
         if self._server is None:
-            self._server = self._start()
+            try:
+                self._server = self._start() if self.options.url is None else self._join(self.options.url)
+            except PpasError as error:
+                error.stops_study = True  # it would not start for the next setting either
+                raise
             self._warm_up(self._server, trace)
         return self._server
+
+    def _join(self, url: str) -> Server:
+        self.say(f"joining the server at {url}; its settings are changed through {self._settings_file}")
+        server = existing_server(url)
+        self._remember_facts(server)
+        return server
 
     def _start(self) -> Server:
         self.starts += 1
@@ -306,7 +322,7 @@ class LiveEvaluator:
 
     @property
     def _settings_file(self) -> Path:
-        return self._in_folder("settings.json")
+        return self.options.settings_file or self._in_folder("settings.json")
 
     @property
     def _facts_file(self) -> Path:

@@ -84,6 +84,8 @@ class Measurement:
             objectives = {name: aggregate.objective(name, means, reference) for name in self.objectives}
             outcome = Outcome(objectives, means, aggregate.sum_branches(replays), time.perf_counter() - started)
         except PpasError as error:
+            if error.stops_study:
+                raise
             outcome = Outcome({}, {}, {}, time.perf_counter() - started, reason=str(error))
         self.run.save_trial(folder, params, outcome, replays)
         return outcome

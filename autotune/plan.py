@@ -174,6 +174,8 @@ def _live_evaluator(spec: StudySpec, space: Space, known: Sequence[PolicyParams]
             start_timeout_s=parse_duration_s(server.start_timeout),
             request_timeout_s=parse_duration_s(server.request_timeout),
             max_send_lag_s=server.max_send_lag_ms / 1000,
+            url=server.url,
+            settings_file=folder / server.settings_file if server.settings_file else None,
         ),
         budget=max(space.max_b_max, *(params.b_max for params in known)),
         max_num_seqs=reference.max_num_seqs,

@@ -120,7 +120,7 @@ class LimitsSpec(_Model):
 
 
 class ServerSpec(_Model):
-    """The vLLM server of a live study; it is started by the tuner, once, and ended with it."""
+    """The vLLM server of a live study: started by the tuner, once, and ended with it; or one that runs already."""
 
     model: str = Field(min_length=1, description="The model, as for `vllm serve`: a folder or a name.")
     flags: tuple[str, ...] = Field(
@@ -128,6 +128,13 @@ class ServerSpec(_Model):
     )
     environment: dict[str, SecretStr] = Field(
         default={}, description="Environment variables of the server. Only their names appear in results."
+    )
+    url: str | None = Field(
+        default=None,
+        description="A running server instead, as http://127.0.0.1:8000, started with P-PAS and settings_file; not ended.",
+    )
+    settings_file: str | None = Field(
+        default=None, description="With url: the file that this server watches, its PPAS_SETTINGS_FILE."
     )
     wrapper: tuple[str, ...] = Field(default=(), description="A command before the server's, such as a profiler.")
     vocabulary_size: Annotated[int, Field(ge=32, le=10_000_000)] = Field(
@@ -158,6 +165,18 @@ class ServerSpec(_Model):
                     f"flag {flag!r} is set by the tuner; take it out (max_num_seqs belongs to the settings)"
                 )
         return value
+
+    @model_validator(mode="after")
+    def _one_kind_of_server(self) -> ServerSpec:
+        if (self.url is None) != (self.settings_file is None):
+            raise ValueError(
+                "url and settings_file go together: the server must watch the file that changes its settings"
+            )
+        if self.url is not None and (self.flags or self.environment or self.wrapper):
+            raise ValueError(
+                "flags, environment and wrapper belong to a server that the tuner starts; leave out url, or them"
+            )
+        return self
 
 
 class StudySpec(_Model):

@@ -2,7 +2,12 @@
 
 
 class PpasError(Exception):
-    """Anything that this project reports to its user. The message names the value, the allowed range and the remedy."""
+    """Anything that this project reports to its user. The message names the value, the allowed range and the remedy.
+
+    stops_study: whether no further setting can be measured after it (the server does not start); set where it is raised.
+    """
+
+    stops_study = False
 
 
 class InvalidInput(PpasError):

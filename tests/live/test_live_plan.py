@@ -1,0 +1,76 @@
+"""Live studies before a server answers: what is refused, what stops them, what stays secret."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from autotune.live import LiveEvaluator, ServerOptions
+from autotune.plan import make_plan
+from autotune.spec import parse_spec
+from autotune.tune import tune
+from ppas_core.defaults import published
+from ppas_core.errors import InvalidInput
+from traces.generate import rag_bursts
+
+STUDY = {
+    "name": "joined",
+    "backend": "vllm",
+    "server": {"model": "any", "url": "http://127.0.0.1:9", "settings_file": "settings.json"},
+}
+
+
+@pytest.mark.parametrize(
+    ("server", "word"),
+    [
+        ({"model": "m", "url": "http://127.0.0.1:9"}, "url and settings_file go together"),
+        ({"model": "m", "settings_file": "s.json"}, "url and settings_file go together"),
+        (
+            {"model": "m", "url": "http://x", "settings_file": "s", "flags": ["--dtype", "auto"]},
+            "leave out url, or them",
+        ),
+        ({"model": "m", "flags": ["--port=1"]}, "is set by the tuner"),
+        ({"model": "m", "start_timeout": "soon"}, "'soon'"),
+        ({}, "key 'server.model' is missing"),
+    ],
+)
+def test_a_server_block_that_cannot_work_is_refused(server: dict[str, object], word: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse_spec({**STUDY, "server": server}, "test")
+    assert word in str(caught.value)
+
+
+def test_a_backend_and_its_block_go_together() -> None:
+    for data in ({"name": "x", "backend": "vllm"}, {"name": "x", "server": {"model": "m"}}):
+        with pytest.raises(InvalidInput, match="go together"):
+            parse_spec(data, "test")
+
+
+def test_a_server_that_is_not_there_stops_the_study_at_once_instead_of_burning_trials(tmp_path: Path) -> None:
+    plan = make_plan(parse_spec(STUDY, "test"), tmp_path)
+    with pytest.raises(InvalidInput, match=r"no server answers at http://127\.0\.0\.1:9"):
+        tune(plan, tmp_path / "run")
+    assert not (tmp_path / "run/trials").exists()
+
+
+def test_secrets_of_the_server_appear_nowhere_in_the_run_folder(tmp_path: Path) -> None:
+    secret = "hunter2-token"  # noqa: S105 - made up
+    study = {**STUDY, "server": {"model": "nowhere/none", "environment": {"HF_TOKEN": secret}, "start_timeout": "1s"}}
+    plan = make_plan(parse_spec(study, "test"), tmp_path)
+    assert isinstance(plan.evaluator, LiveEvaluator)
+    assert plan.evaluator.options.environment == {"HF_TOKEN": secret}
+    assert secret not in plan.resolved_spec().to_yaml()
+    assert secret not in json.dumps([plan.evaluator.identity(), plan.evaluator.describe()])
+    assert "HF_TOKEN" in json.dumps(plan.evaluator.identity())
+
+
+def test_settings_of_another_sequence_cap_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    study = {**STUDY, "reference": published("ppas-plus-qwen3.8-27b").to_dict(), "space": "ppas"}
+    with pytest.raises(InvalidInput, match="on one server all settings share it"):
+        make_plan(parse_spec(study, "test"), tmp_path)
+
+
+def test_a_replay_outside_a_session_is_our_own_bug() -> None:
+    evaluator = LiveEvaluator(ServerOptions("m"), budget=2048, max_num_seqs=256)
+    with pytest.raises(AssertionError, match="within its session"):
+        evaluator.replay(published("ppas"), rag_bursts(1.0, 0))
