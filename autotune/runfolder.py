@@ -118,12 +118,16 @@ def identity(plan: Plan) -> dict[str, Any]:
 def open_run(path: Path, plan: Plan) -> Iterator[RunFolder]:
     """The run folder at `path` for this plan, new or continued, locked for as long as the context lasts.
 
-    Raises InvalidInput, touching nothing, when `path` holds something else or another study, or is in use.
+    A run in which nothing was measured yet, since its study could not start, gives way to a corrected one. Raises
+    InvalidInput, touching nothing, when `path` holds something else or another study, or is in use.
     """
     wanted = identity(plan)
-    if os.path.exists(path):
+    if os.path.exists(path) and not _measured_nothing(path):
         _check_same_study(path, wanted)
     else:
+        if os.path.exists(path):
+            with _locked(path):
+                _remove(path)
         _create(path, plan, wanted)
     with _locked(path):
         write_atomically(path / "study.yaml", plan.resolved_spec().to_yaml().encode())
@@ -183,6 +187,15 @@ def _create(path: Path, plan: Plan, wanted: dict[str, Any]) -> None:
     except BaseException:
         _remove(unfinished)
         raise
+
+
+def _measured_nothing(path: Path) -> bool:
+    """Whether `path` is a run folder of ours without any measurement."""
+    return (
+        (path / "identity.json").is_file()
+        and not (path / "study.db").exists()
+        and not any(path.glob("*/*/requests.parquet"))
+    )
 
 
 def _remove(folder: Path) -> None:

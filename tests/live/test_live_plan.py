@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from ppas_core.defaults import published
 from ppas_core.errors import InvalidInput
 from traces.generate import rag_bursts
 
-STUDY = {
+STUDY: dict[str, Any] = {
     "name": "joined",
     "backend": "vllm",
     "server": {"model": "any", "url": "http://127.0.0.1:9", "settings_file": "settings.json"},
@@ -51,6 +52,11 @@ def test_a_server_that_is_not_there_stops_the_study_at_once_instead_of_burning_t
     with pytest.raises(InvalidInput, match=r"no server answers at http://127\.0\.0\.1:9"):
         tune(plan, tmp_path / "run")
     assert not (tmp_path / "run/trials").exists()
+    # Nothing was measured, so the corrected study may use the folder.
+    corrected = parse_spec({**STUDY, "server": {**STUDY["server"], "url": "http://127.0.0.1:8"}}, "test")
+    plan = make_plan(corrected, tmp_path)
+    with pytest.raises(InvalidInput, match=r"no server answers at http://127\.0\.0\.1:8"):
+        tune(plan, tmp_path / "run")
 
 
 def test_secrets_of_the_server_appear_nowhere_in_the_run_folder(tmp_path: Path) -> None:
