@@ -9,7 +9,7 @@ share of variance that resampling K traces loses.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,13 +17,15 @@ import numpy as np
 from scipy.special import stdtrit
 
 from autotune import aggregate, metrics
-from autotune.metrics import NO_LIMITS, Limits, Metric
+from autotune.metrics import NO_LIMITS, Limits, Reduce, Sample
 from autotune.records import FloatArray, IntArray, Replay
 from ppas_core.errors import InvalidInput
 
 RESAMPLES: Final = 2000
 TIE_S: Final = 0.001
 """Two latencies of a request closer than this count as equal."""
+MAX_DRAWN: Final = 2**18
+"""Requests drawn at a time, over all resamples: what bounds the memory. Results do not depend on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,16 +161,21 @@ def _resample_regime(
     faster = np.empty((resamples, slots))
     requests = np.empty((resamples, slots))
     for trace, (setting, reference) in enumerate(pairs):
-        here = trace_of == trace
+        places = np.flatnonzero(trace_of == trace)
         size = len(setting.requests)
-        rows = rng.integers(size, size=(int(here.sum()), size))
-        for name in names:
-            definition = metrics.metric(name)
-            for side, replay in zip(sides[name], (setting, reference), strict=True):
-                side[here] = _resampled(definition, replay, rows, limits)
-        difference = _latency_difference_s(setting, reference)
-        faster[here] = (difference < -TIE_S)[rows].sum(axis=1)
-        requests[here] = size
+        whole, sampled = _split(names, setting, reference, limits)
+        for name, values in whole.items():
+            for side, value in zip(sides[name], values, strict=True):
+                side.flat[places] = value
+        is_faster = _latency_difference_s(setting, reference) < -TIE_S
+        requests.flat[places] = size
+        for chosen, rows in _row_draws(rng, places, size):
+            for by_name, columns in sampled:
+                for index, column in enumerate(columns):
+                    drawn = column[rows]
+                    for name, reduce in by_name.items():
+                        sides[name][index].flat[chosen] = reduce(drawn)
+            faster.flat[chosen] = is_faster[rows].sum(axis=1)
     ratios = {}
     for name, (of_setting, of_reference) in sides.items():
         numerator, denominator = of_setting.mean(axis=1), of_reference.mean(axis=1)
@@ -180,11 +187,36 @@ def _resample_regime(
     return _Draws(ratios, faster.sum(axis=1), requests.sum(axis=1))
 
 
-def _resampled(definition: Metric, replay: Replay, rows: IntArray, limits: Limits) -> FloatArray | float:
-    """The metric on each row of request indices; metrics that do not pair by request keep their value."""
-    if definition.per_request and definition.sample is not None and definition.reduce is not None:
-        return definition.reduce(definition.sample(replay.requests)[rows])
-    return metrics.value(definition.name, replay.requests, limits)
+def _row_draws(rng: np.random.Generator, places: IntArray, size: int) -> Iterator[tuple[IntArray, IntArray]]:
+    """For each of `places` `size` rows drawn with replacement: some places at a time, with rows int64[places, size].
+
+    The stream is drawn in order, so the rows are the same however many places are taken at a time.
+    """
+    step = max(1, MAX_DRAWN // size)
+    for start in range(0, len(places), step):
+        chosen = places[start : start + step]
+        yield chosen, rng.integers(size, size=(len(chosen), size))
+
+
+def _split(
+    names: Sequence[str], setting: Replay, reference: Replay, limits: Limits
+) -> tuple[dict[str, list[float]], list[tuple[dict[str, Reduce], list[FloatArray]]]]:
+    """Metrics that do not pair by request, with both sides' values, which resampling leaves alone; and those that do.
+
+    The latter are grouped by what they reduce: metric name to its reduction, and float64[N] of either side.
+    """
+    whole: dict[str, list[float]] = {}
+    groups: dict[Sample, dict[str, Reduce]] = {}
+    for name in names:
+        definition = metrics.metric(name)
+        if definition.per_request and definition.sample is not None and definition.reduce is not None:
+            groups.setdefault(definition.sample, {})[name] = definition.reduce
+        else:
+            whole[name] = [metrics.value(name, replay.requests, limits) for replay in (setting, reference)]
+    sampled = [
+        (by_name, [sample(replay.requests) for replay in (setting, reference)]) for sample, by_name in groups.items()
+    ]
+    return whole, sampled
 
 
 def _latency_difference_s(setting: Replay, reference: Replay) -> FloatArray:

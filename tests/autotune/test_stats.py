@@ -1,5 +1,6 @@
 """Aggregation, the paired bootstrap, the front and the choice: laws and worked examples."""
 
+import tracemalloc
 from collections.abc import Sequence
 
 import numpy as np
@@ -108,6 +109,26 @@ def test_settings_on_different_traces_are_not_compared() -> None:
 def test_the_same_seed_gives_the_same_interval() -> None:
     pair = study(3, 0.97, noise=0.1), study(3, 1.0, noise=0.1, run=1)
     assert stats.compare(*pair, ["p95_latency_s"], seed=5) == stats.compare(*pair, ["p95_latency_s"], seed=5)
+
+
+@pytest.mark.parametrize("at_a_time", [1, 50, 2**30])
+def test_how_much_is_drawn_at_a_time_changes_nothing(monkeypatch: pytest.MonkeyPatch, at_a_time: int) -> None:
+    pair = study(3, 0.97, noise=0.1), study(3, 1.0, noise=0.1, run=1)
+    names = ["mean_latency_s", "p95_latency_s", "mean_tpot_s", "makespan_s"]
+    usual = stats.compare(*pair, names, resamples=200)
+    monkeypatch.setattr(stats, "MAX_DRAWN", at_a_time)
+    assert stats.compare(*pair, names, resamples=200) == usual
+
+
+def test_long_traces_are_compared_in_little_memory() -> None:
+    latencies = np.random.default_rng(0).exponential(size=20_000)
+    pair = [replay(latencies)], [replay(latencies * 1.1)]
+    tracemalloc.start()
+    try:
+        stats.compare(*pair, ["mean_latency_s", "p95_latency_s"], resamples=500)
+        assert tracemalloc.get_traced_memory()[1] < 50 * 2**20  # all rows at once would be 76 MiB, twice
+    finally:
+        tracemalloc.stop()
 
 
 POINTS = st.lists(st.tuples(*[st.integers(0, 6)] * 3), min_size=1, max_size=8)
