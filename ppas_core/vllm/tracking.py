@@ -47,8 +47,9 @@ class RunningTracker:
 
     def admit(self, requests: Iterable[Any], step: int) -> None:
         """Follow `requests`, which `step` (or an earlier one) put at the end of the running list."""
-        for request in requests:
-            self._prefills.append(request)
+        admitted = list(requests)
+        self._prefills = self._prefills + admitted  # a new list: the old one was handed out by `read`
+        for request in admitted:
             heappush(self._ends, (self._earliest_end(request, step), request.request_id))
 
     def read(self, running: Sequence[Any], waiting: Iterable[Collection[Any]]) -> QueueReading:
