@@ -244,13 +244,15 @@ class _Tuner:
         bound = [1.01 * max(t.objectives[name] for t in known) for name in self.objectives]
         volumes: dict[str, list[float]] = {}
         for arm in ("search", "random"):
-            points = [[t.objectives[name] for name in self.objectives] for t in known]
-            history = [pareto.hypervolume(points, bound)]
+            front = pareto.GrowingFront(bound)
+            for trial in known:
+                front.add([trial.objectives[name] for name in self.objectives])
+            history = [front.volume]
             for trial in trials:
                 if trial.arm == arm:
                     if trial.state == "ok":
-                        points.append([trial.objectives[name] for name in self.objectives])
-                    history.append(pareto.hypervolume(points, bound))
+                        front.add([trial.objectives[name] for name in self.objectives])
+                    history.append(front.volume)
             if len(history) > 1:
                 volumes[arm] = history
         return volumes

@@ -1,5 +1,6 @@
 """Aggregation, the paired bootstrap, the front and the choice: laws and worked examples."""
 
+import time
 import tracemalloc
 from collections.abc import Sequence
 
@@ -145,6 +146,27 @@ def test_hypervolume_counts_the_unit_cells_that_some_point_dominates(points: lis
         for z in range(c, 7)
     }  # fmt: skip
     assert pareto.hypervolume(points, (7, 7, 7)) == pytest.approx(len(cells))
+
+
+FOUR = st.lists(st.tuples(*[st.integers(0, 6)] * 4), min_size=1, max_size=12)
+
+
+@given(POINTS | FOUR)
+def test_a_growing_front_has_the_volume_of_all_its_points_at_any_time(points: list[tuple[int, ...]]) -> None:
+    front = pareto.GrowingFront([6] * len(points[0]))
+    for count, point in enumerate(points, start=1):
+        found = front.add(point)
+        assert found == front.volume == pytest.approx(pareto.hypervolume(points[:count], [6] * len(point)))
+
+
+def test_the_volume_after_each_of_4000_trials_is_there_at_once() -> None:
+    points = np.random.default_rng(0).random((4000, 3))
+    front = pareto.GrowingFront([1.0] * 3)
+    started = time.process_time()
+    volumes = [front.add(point) for point in points]
+    assert time.process_time() - started < 5  # 0.1 s on an idle machine; anew for each trial it took minutes
+    assert volumes == sorted(volumes)
+    assert volumes[-1] == pytest.approx(pareto.hypervolume(points, [1.0] * 3))
 
 
 @given(POINTS)
