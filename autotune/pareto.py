@@ -32,7 +32,7 @@ class GrowingFront:
     A point that the front dominates costs a comparison with it; another one the volume that it alone covers.
     """
 
-    def __init__(self, reference: Sequence[float]) -> None:
+    def __init__(self, reference: ArrayLike) -> None:
         self._bound = np.asarray(reference, dtype=np.float64)
         self._front = np.empty((0, len(self._bound)))
         self.volume = 0.0
