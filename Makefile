@@ -24,6 +24,7 @@ bench: $(VENV)/.test ## Speed as ratios in one run: simulator, scheduler overhea
 	$(BIN)/python benchmarks/simulator.py
 	$(BIN)/python benchmarks/scheduler_overhead.py
 	$(BIN)/python benchmarks/client.py
+	$(BIN)/python benchmarks/live_trial.py
 
 clean: ## Remove the environment and the caches; run folders stay
 	rm -rf $(VENV) $(VENV)-* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
