@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
+
+from autotune import streams
 
 _OURS = ("autotune", "ppas_core", "reports", "search_spaces", "traces")
 
 
 def main() -> None:
     """Runs the command line; exits with 2 and the remedy where its packages are not installed."""
+    streams.make_lenient()
+    # The imports take a second; an interrupt within one may surface as any error, and there is nothing to tidy up yet.
+    ignored = signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    if not ignored:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(130))
     try:
         from autotune.cli import app
     except ModuleNotFoundError as error:
@@ -20,9 +29,25 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-    except KeyboardInterrupt:  # the imports take a second
+    try:
+        if not ignored:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        app()
+    except SystemExit as end:
+        sys.exit(_code(end))
+    except KeyboardInterrupt:
         sys.exit(130)
-    app()
+
+
+def _code(end: SystemExit) -> int | str | None:
+    """The exit code with which the command ended, its output written out: a reader who left is no failure."""
+    if isinstance(end.__context__, BrokenPipeError):  # raised while help was shown; commands look after themselves
+        streams.discard(sys.stdout)
+        return 0
+    if (reason := streams.flush()) is not None:
+        print(f"error: the output cannot be written: {reason}", file=sys.stderr)
+        return end.code or 1
+    return end.code
 
 
 if __name__ == "__main__":

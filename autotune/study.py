@@ -7,28 +7,34 @@ state is invisible to its samplers. Only this module (and the search space's `su
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import json
 import math
 import sqlite3
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import optuna
+from optuna.exceptions import DuplicatedStudyError
 from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.exc import SQLAlchemyError  # Optuna's storage is built on it and lets its errors through
 
 from autotune.aggregate import RegimeMeans
 from autotune.results import Arm
-from ppas_core.errors import InvalidInput
+from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.plain_json import finite
 from ppas_core.policy import PolicyParams
 from search_spaces.space import Space
 
 _FAILED: Final = "failed"
 _MEASURED: Final = "measured"
+_FAILING: Final = ("full", "readonly", "disk I/O", "locked")
+"""Words of SQLite about the machine rather than the file."""
 _NO_MEASUREMENT_YET: Final = 10.0
 """What a failed trial is told when nothing has succeeded before it: ten times the reference."""
 
@@ -111,6 +117,14 @@ class Search:
         self._space = space
         self._objectives = tuple(objectives)
         self._arm: Arm = arm
+        self._database = database
+        with _stored(database):
+            self._open(name, sampler, seed, deterministic, first)
+
+    def _open(
+        self, name: str, sampler: str, seed: int, deterministic: bool, first: Sequence[tuple[Arm, PolicyParams]]
+    ) -> None:
+        database = self._database
         storage = optuna.storages.RDBStorage(
             f"sqlite:///{database}", engine_kwargs={"creator": lambda: _connect(database)}
         )
@@ -127,14 +141,19 @@ class Search:
         # A seeded sampler that is started again would repeat its first points: move its stream on.
         self._study.sampler = _make_sampler(sampler, seed + len(begun), deterministic)
         for first_arm, params in first[len(begun) :]:
-            self._study.enqueue_trial(space.encode(params), user_attrs={"arm": first_arm})
+            self._study.enqueue_trial(self._space.encode(params), user_attrs={"arm": first_arm})
 
     def trials(self) -> list[SearchTrial]:
         """The finished trials, in order."""
-        return [self._read(trial) for trial in self._study.get_trials(states=(TrialState.COMPLETE,))]
+        with _stored(self._database):
+            return [self._read(trial) for trial in self._study.get_trials(states=(TrialState.COMPLETE,))]
 
     def step(self, evaluate: Evaluate) -> SearchTrial:
         """Runs one more trial: first the one that a killed process left unfinished, else the sampler's next."""
+        with _stored(self._database):
+            return self._step(evaluate)
+
+    def _step(self, evaluate: Evaluate) -> SearchTrial:
         interrupted = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
@@ -176,12 +195,38 @@ class Search:
 
     def _read(self, trial: FrozenTrial) -> SearchTrial:
         attrs = trial.user_attrs
-        params = PolicyParams.from_dict(attrs["settings"])
-        return SearchTrial(trial.number, self._arm_of(attrs), params, _read_outcome(attrs))
+        try:
+            params = PolicyParams.from_dict(attrs["settings"])
+            return SearchTrial(trial.number, self._arm_of(attrs), params, _read_outcome(attrs))
+        except (KeyError, TypeError, ValueError, InvalidInput) as error:
+            raise _damaged(self._database, f"trial {trial.number}: {error!r}") from None
 
     def _penalty(self) -> list[float]:
         good = [trial.outcome.objectives for trial in self.trials() if trial.outcome.reason is None]
         return [1.05 * max((o[name] for o in good), default=_NO_MEASUREMENT_YET) for name in self._objectives]
+
+
+@contextlib.contextmanager
+def _stored(database: Path) -> Iterator[None]:
+    """Errors of the storage within the context become ours: InvalidInput where it is damaged, NoResult where it fails."""
+    try:
+        yield
+    except (sqlite3.Error, SQLAlchemyError, optuna.exceptions.StorageInternalError) as error:
+        found = str(getattr(error, "orig", None) or error.__cause__ or error).splitlines()[0]
+        if any(word in found for word in _FAILING):
+            raise NoResult(
+                f"{database}: {found}; make room, or make it writable, and give the same command again: every finished "
+                "trial is kept"
+            ) from None
+        raise _damaged(database, found) from None
+    except (DuplicatedStudyError, json.JSONDecodeError) as error:
+        raise _damaged(database, str(error)) from None
+
+
+def _damaged(database: Path, reason: str) -> InvalidInput:
+    return InvalidInput(
+        f"{database}: is damaged ({reason}); put back a copy of the run folder, or name another one with --run"
+    )
 
 
 def _connect(database: Path) -> sqlite3.Connection:

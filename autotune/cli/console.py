@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import functools
-import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
@@ -14,27 +14,68 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
+from rich.text import Text
 
-from autotune import interrupt
+from autotune import interrupt, streams
 from autotune.results import Effect
 from ppas_core.errors import InvalidInput, PpasError
+from ppas_core.plain_json import dump_json
 
 OK, NO_RESULT, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 _PIPE_WIDTH = 160
 """Columns of a table that goes into a pipe or a file; a terminal has its own."""
 
-out = Console(highlight=False, soft_wrap=True)
+
+class _Console(Console):
+    """Writes no control character of a text that comes from a file, and outlives its reader."""
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """As inherited, with what would not print shown as an escape."""
+        return super().render_str(visible(text), **options)
+
+    def on_broken_pipe(self) -> None:
+        """Progress that nobody reads is dropped and the work goes on; a result that nobody reads ends the command."""
+        if not self.stderr:
+            raise
+        self.quiet = True
+        streams.discard(sys.stderr)
+
+
+def visible(text: str) -> str:
+    """`text` with every character that would not print, or would act on a terminal, as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+out = _Console(highlight=False, soft_wrap=True, emoji=False)
 if not out.is_terminal:
     out.width = _PIPE_WIDTH
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+err = _Console(stderr=True, highlight=False, soft_wrap=True, emoji=False)
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_KEPT = "give the same command again: a study keeps every finished trial"
+_OF_THE_USER: Final = {
+    errno.EACCES: "check its permissions, or name another place",
+    errno.EPERM: "check its permissions, or name another place",
+    errno.EROFS: "name a place that can be written to",
+    errno.EISDIR: "name a file",
+    errno.ENOTDIR: "a part of the name is no folder; name another place",
+    errno.EEXIST: "name another place",
+    errno.ENOTEMPTY: "name another place",
+    errno.ENOENT: "check the name",
+    errno.ELOOP: "the links lead nowhere; name another place",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EINVAL: "check the name",
+}
+"""Errors of the system that come from what the user named, with the remedy. All others are of a run that failed."""
+
 
 def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
-    """Turns our own errors into one message on stderr and an exit code: 2 for bad input, 1 for no usable result."""
+    """Turns errors into one message on stderr and an exit code: 2 for what the user gave, 1 for a run that failed."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -42,28 +83,52 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
             with interrupt.remembered():
                 return command(*args, **kwargs)
         except PpasError as error:
-            err.print(f"[bold red]error:[/] {escape(str(error))}")
-            raise typer.Exit(BAD_INPUT if isinstance(error, InvalidInput) else NO_RESULT) from None
+            raise _failed(str(error), BAD_INPUT if isinstance(error, InvalidInput) else NO_RESULT) from None
         except KeyboardInterrupt:
             err.print("Interrupted. Every finished trial is kept; the same command goes on from there.")
             raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:  # the reader of our output went away, as in `| head`
-            sys.stderr.close()
-            raise typer.Exit(OK) from None
+        except OSError as error:
+            if isinstance(error, BrokenPipeError) and streams.reader_left(sys.stdout):
+                streams.discard(sys.stdout)  # as in `| head`
+                raise typer.Exit(OK) from None
+            raise _failed(*_of_the_system(error)) from None
+        except UnicodeEncodeError as error:
+            found = error.object[error.start : error.end]
+            what = f"{found!r} cannot be written as {error.encoding}; remove it from the names and files of the study"
+            raise _failed(what, BAD_INPUT) from None
+        except MemoryError:
+            raise _failed(f"out of memory; use shorter or fewer traces, or free some and {_KEPT}", NO_RESULT) from None
 
     return run
 
 
+def _failed(message: str, code: int) -> typer.Exit:
+    err.print(f"[bold red]error:[/] {escape(message)}")
+    return typer.Exit(code)
+
+
+def _of_the_system(error: OSError) -> tuple[str, int]:
+    """An error of the system in words, with the exit code."""
+    reason = error.strerror or str(error) or type(error).__name__
+    what = f"{error.filename}: {reason}" if error.filename else reason
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"{what}; free some space and {_KEPT}", NO_RESULT
+    if error.errno not in _OF_THE_USER:
+        return f"{what}; {_KEPT}", NO_RESULT
+    return (what if ";" in reason else f"{what}; {_OF_THE_USER[error.errno]}"), BAD_INPUT
+
+
 def print_json(data: Any) -> None:
     """`data` as JSON on stdout, and nothing else."""
-    print(json.dumps(data, indent=1, ensure_ascii=False))
+    encoding = getattr(sys.stdout, "encoding", None) or ""
+    print(dump_json(data, indent=1, ensure_ascii=not encoding.lower().startswith("utf")))
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """A table on stdout; the first column is text, the others are numbers."""
-    shown = Table(title=title, title_justify="left", title_style="bold", header_style="bold", pad_edge=False)
+    shown = Table(title=escape(title), title_justify="left", title_style="bold", header_style="bold", pad_edge=False)
     for index, column in enumerate(columns):
-        shown.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
+        shown.add_column(escape(column), justify="left" if index == 0 else "right", overflow="fold")
     for row in rows:
         shown.add_row(*(escape(cell) for cell in row))
     out.print(shown)
