@@ -104,6 +104,7 @@ def convergence(view: ConvergenceView) -> Any:
                 "shape": "hv",
                 "dash": "solid" if arm == "search" else "dash",
             },
+            marker={"color": colour(tint), "size": 9},
             hovertemplate=f"<b>{name}</b><br>after %{{x}} trials: {unit}<extra></extra>",
         )
     title = "Hypervolume of the front" if view.metric is None else gain_title(view.metric, "Best gain so far in")

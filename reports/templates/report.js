@@ -150,7 +150,7 @@
       });
     }
     if (trace.mode?.includes("markers")) {
-      const symbol = trace.marker.symbol ?? "circle";
+      const symbol = trace.marker?.symbol ?? "circle";
       const shapes = {
         "circle": ["circle", { cx: 13, cy: 7, r: 4.2, fill }],
         "circle-open": ["circle", { cx: 13, cy: 7, r: 5, fill: "none", stroke: fill, "stroke-width": 2 }],

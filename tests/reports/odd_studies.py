@@ -223,6 +223,7 @@ def _three_objectives() -> StudyResults:
 ODD: dict[str, Callable[[], StudyResults]] = {
     "no random arm": lambda: sample_study.build(num_search=12, num_random=0, loads=(0.4, 1.2), requests=6),
     "no search at all": lambda: sample_study.build(num_search=0, num_random=0, loads=(0.4,), requests=6),
+    "one trial of the search": lambda: sample_study.build(num_search=1, num_random=1, loads=(0.4,), requests=6),
     "one regime": lambda: sample_study.build(num_search=12, num_random=8, loads=(0.8,), requests=6),
     "no landscape": lambda: _changed(landscape=None),
     "no importance": lambda: _changed(importance={}),

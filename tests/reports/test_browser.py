@@ -291,7 +291,7 @@ def test_markup_in_names_is_shown_as_text_and_never_runs(browser, tmp_path):
     page.close()
 
 
-@pytest.mark.parametrize("name", ["nothing is finite", "one regime", "three objectives"])
+@pytest.mark.parametrize("name", ["nothing is finite", "one regime", "one trial of the search", "three objectives"])
 def test_an_odd_study_opens_without_a_complaint(browser, tmp_path, name):
     write_report(odd_studies.ODD[name](), tmp_path / "report.html")
     page = browser.new_page(viewport={"width": 390, "height": 900})
