@@ -21,6 +21,8 @@ HELP: Final = (
     "max_num_seqs, /guard), or a file: settings as JSON or YAML, or an export"
 )
 
+_SHOWN = 80
+"""Characters of what was given that a message repeats."""
 _LABEL = re.compile(
     r"(?:mbt-(?P<static>[0-9]{1,30})|(?P<n_th>[0-9]{1,30})/(?P<b_max>[0-9]{1,30})/(?P<b_cap>[0-9]{1,30})"
     r"(?:[/ ]T?(?P<t_large>[0-9]{1,30}))?(?:[/ ](?P<scope>prefill|global))?(?P<guard>[/ ]guard)?)(?:[/ ]s(?P<seqs>[0-9]{1,30}))?"
@@ -41,7 +43,8 @@ def parse_setting(source: str | Mapping[str, Any]) -> PolicyParams:
     if path.suffix in {".json", ".yaml", ".yml"}:
         return _read_settings(path)
     hint = nearest(source, defaults.PUBLISHED)
-    raise InvalidInput(f"{source!r} is no setting{f'; did you mean {hint!r}?' if hint else ''}; give {HELP}")
+    shown = source if len(source) <= _SHOWN else f"{source[:_SHOWN]}…"
+    raise InvalidInput(f"{shown!r} is no setting{f'; did you mean {hint!r}?' if hint else ''}; give {HELP}")
 
 
 def _from_label(match: re.Match[str]) -> PolicyParams:

@@ -14,6 +14,8 @@ MAX_BYTES: Final = 2**20
 MAX_VALUES: Final = 100_000
 """Values of a file with every alias written out."""
 MAX_DEPTH: Final = 64
+_TAG: Final = "tag:yaml.org,2002:"
+_PLAIN: Final = {_TAG + kind for kind in "null bool int float str timestamp seq map merge".split()}
 _MAX_NUMBER: Final = 400
 """Characters of a number."""
 
@@ -81,6 +83,8 @@ class _Loader(yaml.SafeLoader):
 
     def _check(self, node: yaml.Node, depth: int) -> tuple[int, int]:
         """(values, levels) at and below `node` with every alias written out, all of it checked."""
+        if node.tag not in _PLAIN:
+            raise _problem(f"the tag {node.tag!r}; only plain values are read: text, numbers, lists, mappings", node)
         if isinstance(node, yaml.ScalarNode):
             _check_scalar(node)
             return 1, 1
@@ -108,9 +112,9 @@ class _Loader(yaml.SafeLoader):
     def _refuse_double_keys(self, node: yaml.MappingNode) -> None:
         seen: dict[Hashable, int] = {}
         for key, _ in node.value:
-            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+            if not isinstance(key, yaml.ScalarNode) or key.tag == f"{_TAG}merge":
                 continue
-            _check_scalar(key)
+            self._check(key, 1)
             value = self.construct_object(key)
             line = key.start_mark.line + 1
             if value in seen:
