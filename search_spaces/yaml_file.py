@@ -15,7 +15,7 @@ MAX_VALUES: Final = 100_000
 """Values of a file with every alias written out."""
 MAX_DEPTH: Final = 64
 _TAG: Final = "tag:yaml.org,2002:"
-_PLAIN: Final = {_TAG + kind for kind in "null bool int float str timestamp seq map merge".split()}
+_PLAIN: Final = {_TAG + kind for kind in ["null", "bool", "int", "float", "str", "timestamp", "seq", "map", "merge"]}
 _MAX_NUMBER: Final = 400
 """Characters of a number."""
 
