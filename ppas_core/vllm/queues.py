@@ -16,6 +16,7 @@ from ppas_core.policy import QueueState
 class QueuedRequest(Protocol):
     """The part of vLLM's `Request` that is read here. Token counts as vLLM defines them."""
 
+    request_id: str
     num_computed_tokens: int
     num_prompt_tokens: int
     num_output_placeholders: int

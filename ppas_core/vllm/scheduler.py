@@ -28,12 +28,13 @@ from ppas_core.vllm.prefill_scope import ShortenedPrefills
 from ppas_core.vllm.queues import QueueReading, count_decode_tokens, read_queues
 from ppas_core.vllm.reporter import Reporter
 from ppas_core.vllm.settings import EngineLimits, read_activation
-from ppas_core.vllm.steplog import StepLog, StepRow
+from ppas_core.vllm.steplog import DONE_S, StepLog
 from ppas_core.vllm.tracking import RunningTracker
 
 logger = init_logger("vllm.ppas")
 
 NAN = float("nan")
+GLOBAL = Scope.GLOBAL  # looked up once: a member of an enumeration costs a Python call each time
 
 
 class PpasMixin:
@@ -61,6 +62,11 @@ class PpasMixin:
         self.ppas_decision: Decision | None = None
         self._steps_by_branch = dict.fromkeys(Branch, 0)
         self._steps_off = 0
+        self._decided_on: QueueReading | None = None
+        self._decided_by: PolicyParams | None = None
+        self._stock_schedule = super().schedule  # type: ignore[misc]
+        self._stock_make_cached_request_data = super()._make_cached_request_data  # type: ignore[misc]
+        self._is_shortened = False
         self._shortened = ShortenedPrefills()
         self._threshold: int = scheduler.scheduler_config.long_prefill_token_threshold
         self._max_position: int = scheduler.max_model_len - getattr(scheduler, "num_sampled_tokens_per_step", 1)
@@ -81,8 +87,7 @@ class PpasMixin:
                 tokens_in_flight=self._tokens_in_flight,
                 long_prefill_token_threshold=self._threshold,
             )
-        self._tracked_step = -1
-        self._open_rows: deque[tuple[Any, dict[str, Any]]] = deque()  # steps whose output is not back yet
+        self._open_rows: deque[tuple[Any, list[Any]]] = deque()  # steps whose output is not back yet
         rank = getattr(config.parallel_config, "data_parallel_rank", 0) or 0
         self._step_log: StepLog | None = None
         if options.step_log is not None:
@@ -111,18 +116,22 @@ class PpasMixin:
         logger.info("P-PAS settings: %s (from %s); %s", in_force, activation.source, type(self).__name__)
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """One step of stock `schedule` under the budget of this step."""
-        self.ppas_step += 1
-        params = self._control.poll(self.ppas_step)
+        """One step of stock `schedule` under the budget of this step.
+
+        Everything that this class and the tracker touch has left the processor's caches since the last step, so the
+        price is the number of functions and objects on the way, not the arithmetic.
+        """
+        self.ppas_step = step = self.ppas_step + 1
+        params = self._control.poll(step)
         log = self._step_log
-        if log is None:
-            if params is None:
-                self._steps_off += 1
-                self.ppas_decision = None
-                return super().schedule(*args, **kwargs)  # type: ignore[misc]
-            return self._schedule_within(self._decide(params, self._read_queues()), args, kwargs)
-        start_s = time.monotonic()
-        reading = self._read_queues()
+        start_s = 0.0
+        if log is not None:
+            start_s = time.monotonic()
+        elif params is None:
+            self._steps_off += 1
+            self.ppas_decision = None
+            return self._stock_schedule(*args, **kwargs)
+        reading = self._read_queues(step)
         if params is None:
             self._steps_off += 1
             self.ppas_decision = None
@@ -130,58 +139,55 @@ class PpasMixin:
         else:
             step_budget = self._decide(params, reading)
         scheduler: Any = self
-        before = _Before(scheduler.running, reading.prefills)
-        output = self._schedule_within(step_budget, args, kwargs)
-        self._log_step(log, output, start_s, step_budget, reading, before)
-        return output
-
-    def _schedule_within(self, step_budget: int, args: Any, kwargs: Any) -> Any:
-        scheduler: Any = self
         num_running = len(scheduler.running)
         scheduler.max_num_scheduled_tokens = step_budget
         try:
-            output = super().schedule(*args, **kwargs)  # type: ignore[misc]
+            output = self._stock_schedule(*args, **kwargs)
         finally:
-            if self._shortened:
-                self._shortened.restore()
+            if self._is_shortened:
+                self._restore()
             scheduler.max_num_scheduled_tokens = self._startup_budget
-        if self._tracker is not None:
-            self._tracked_step = self.ppas_step
-            if len(scheduler.running) > num_running:  # vLLM admits nobody in a step that preempts
-                self._tracker.admit(scheduler.running[num_running:], self.ppas_step)
+        running = scheduler.running
+        tracker = self._tracker
+        if tracker is not None:
+            tracker.step = step
+            if len(running) > num_running:  # vLLM admits nobody in a step that preempts
+                tracker.admit(running[num_running:])
+        if log is not None:
+            self._log_step(log, output, start_s, step_budget, reading, num_running)
         return output
 
-    def _read_queues(self) -> QueueReading:
+    def _read_queues(self, step: int) -> QueueReading:
         scheduler: Any = self
-        may_hold_tokens = self._waiting_may_hold_tokens or (
-            self._has_streaming_input and scheduler.num_waiting_for_streaming_input > 0
-        )
         tracker = self._tracker
-        if tracker is None or may_hold_tokens:
+        streaming = self._has_streaming_input and scheduler.num_waiting_for_streaming_input > 0
+        if tracker is None or streaming:
+            may_hold_tokens = self._waiting_may_hold_tokens or streaming
             return read_queues(scheduler.running, self._waiting_queues, waiting_may_hold_tokens=may_hold_tokens)
-        if self._tracked_step != self.ppas_step - 1:  # steps went by without us
-            tracker.rebuild(scheduler.running, self.ppas_step)
+        if tracker.step != step - 1:  # steps went by without us
+            tracker.rebuild(scheduler.running, step)
         return tracker.read(scheduler.running, self._waiting_queues)
 
     def _decide(self, params: PolicyParams, reading: QueueReading) -> int:
         """Tokens that vLLM may schedule in this step in all. See `prefill_scope` for the prefill scope."""
-        state = reading.state
-        decision = decide(state, params)
-        self.ppas_decision = decision
-        self._steps_by_branch[decision.branch] += 1
-        budget = decision.budget
-        if params.scope is Scope.GLOBAL or budget == params.b_max:
+        decision = self.ppas_decision
+        if decision is None or reading is not self._decided_on or params is not self._decided_by:
+            self._decided_on, self._decided_by = reading, params
+            self.ppas_decision = decision = decide(reading.state, params)
+        budget, branch = decision
+        self._steps_by_branch[branch] += 1
+        b_max = params.b_max
+        if budget == b_max or params.scope is GLOBAL:
             return budget
         scheduler: Any = self
         tracker = self._tracker
+        num_decodes = reading.state.running_decodes
         if tracker is not None:
-            decode_tokens = tracker.count_decode_tokens(
-                scheduler.requests, len(scheduler.running), state.running_decodes, self.ppas_step
-            )
+            decode_tokens = tracker.count_decode_tokens(scheduler.requests, num_decodes, self.ppas_step)
         else:
             decode_tokens = count_decode_tokens(
                 scheduler.running,
-                state.running_decodes,
+                num_decodes,
                 max_position=self._max_position,
                 tokens_in_flight=self._tokens_in_flight,
                 long_prefill_token_threshold=self._threshold,
@@ -189,13 +195,19 @@ class PpasMixin:
             )
         if reading.decode_behind_prefill:
             self._shortened.shorten(reading.prefills, budget, long_prefill_token_threshold=self._threshold)
-        return min(params.b_max, decode_tokens + budget)
+            self._is_shortened = True
+        total = decode_tokens + budget
+        return total if total < b_max else b_max
+
+    def _restore(self) -> None:
+        self._shortened.restore()
+        self._is_shortened = False
 
     def _make_cached_request_data(self, *args: Any, **kwargs: Any) -> Any:
         # The first to read placeholders after the running loop, which alone may see the lowered ones.
-        if self._shortened:
-            self._shortened.restore()
-        return super()._make_cached_request_data(*args, **kwargs)  # type: ignore[misc]
+        if self._is_shortened:
+            self._restore()
+        return self._stock_make_cached_request_data(*args, **kwargs)
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:
         """Stock `update_from_output`; the step's row in the log ends here."""
@@ -207,7 +219,7 @@ class PpasMixin:
         """Stock `shutdown`, after the log and the state are written."""
         if self._step_log is not None:
             while self._open_rows:
-                self._step_log.add(StepRow(done_s=NAN, **self._open_rows.popleft()[1]))
+                self._step_log.add(self._open_rows.popleft()[1])
         if self._reporter is not None:
             self._reporter.close()
         super().shutdown()  # type: ignore[misc]
@@ -242,86 +254,75 @@ class PpasMixin:
             self._reporter.publish()
 
     def _log_step(
-        self, log: StepLog, output: Any, start_s: float, step_budget: int, reading: QueueReading, before: _Before
+        self, log: StepLog, output: Any, start_s: float, step_budget: int, reading: QueueReading, num_running: int
     ) -> None:
+        """Open this step's row. num_running: length of the running list before the step."""
         scheduler: Any = self
+        running = scheduler.running
         scheduled: dict[str, int] = output.num_scheduled_tokens
-        chunks = before.chunks(scheduler.running, scheduled)
-        prefill_tokens = 0
-        pairs = 0
-        for chunk, context in chunks:
-            prefill_tokens += chunk
-            pairs += chunk * context + chunk * (chunk + 1) // 2
-        num_decodes = len(scheduled) - len(chunks)
-        decode_tokens: int = output.total_num_scheduled_tokens - prefill_tokens
-        decision = self.ppas_decision
-        params = self._control.params
-        row = dict[str, Any](
-            step=self.ppas_step,
-            start_s=start_s,
-            scheduled_s=time.monotonic(),
-            settings_version=self._control.version,
-            scope="off" if params is None else str(params.scope),
-            branch="off" if decision is None else str(decision.branch),
-            budget=self._startup_budget if decision is None else decision.budget,
-            step_budget=step_budget,
-            running_prefills=reading.state.running_prefills,
-            running_decodes=reading.state.running_decodes,
-            waiting_prefills=reading.state.waiting_prefills,
-            remaining_running_prefill_tokens=reading.state.remaining_running_prefill_tokens,
-            prefill_tokens=prefill_tokens,
-            decode_tokens=decode_tokens,
-            prefill_chunks=len(chunks),
-            decodes=num_decodes,
-            prefill_pairs=pairs,
-            decode_context_tokens=before.decode_context(scheduled, num_decodes),
-            free_kv_blocks=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
-            preemptions=max(0, len(before.running) - len(scheduler.running)),
-            dropped_rows=log.dropped,
-        )
-        if len(self._open_rows) >= 8:  # more than any pipeline depth: outputs that never come back
-            log.add(StepRow(done_s=NAN, **self._open_rows.popleft()[1]))
-        self._open_rows.append((output, row))
+        state = reading.state
+        num_chunks = prefill_tokens = pairs = 0
+        prefill_context = 0  # before the step, of the prefills that were running already
+        for request in reading.prefills:
+            tokens = scheduled.get(request.request_id)
+            if tokens is not None:
+                context = request.num_computed_tokens - tokens
+                num_chunks += 1
+                prefill_tokens += tokens
+                pairs += tokens * context + tokens * (tokens + 1) // 2
+                prefill_context += context
+        # vLLM's list of contexts before the step: running requests, then (by version) those resumed in this step.
+        contexts = output.scheduled_cached_reqs.num_computed_tokens
+        if len(running) > num_running:  # vLLM admits nobody in a step that preempts
+            num_admitted = 0
+            for request in running[num_running:]:
+                tokens = scheduled.get(request.request_id)
+                if tokens is not None:
+                    num_admitted += 1
+                    prefill_tokens += tokens
+                    pairs += tokens * (request.num_computed_tokens - tokens) + tokens * (tokens + 1) // 2
+            num_chunks += num_admitted
+            contexts = contexts[: len(scheduled) - num_admitted]
+        decode_tokens = output.total_num_scheduled_tokens - prefill_tokens
+        if self.ppas_decision is None:
+            branch, budget = "off", self._startup_budget
+        else:
+            budget, branch = self.ppas_decision
+        control = self._control
+        row = [  # the fields of StepRow, in its order
+            self.ppas_step,
+            start_s,
+            time.monotonic(),
+            NAN,
+            control.version,
+            "off" if control.params is None else control.params.scope,
+            branch,
+            budget,
+            step_budget,
+            *state,
+            prefill_tokens,
+            decode_tokens,
+            num_chunks,
+            len(scheduled) - num_chunks,
+            pairs,
+            sum(contexts) - prefill_context + decode_tokens,
+            scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
+            max(0, num_running - len(running)),
+            log.dropped,
+        ]
+        open_rows = self._open_rows
+        if len(open_rows) >= 8:  # more than any pipeline depth: outputs that never come back
+            log.add(open_rows.popleft()[1])
+        open_rows.append((output, row))
 
     def _close_row(self, log: StepLog, output: Any, done_s: float) -> None:
         while self._open_rows:
             opened, row = self._open_rows.popleft()
             if opened is output:
-                log.add(StepRow(done_s=done_s, **row))
+                row[DONE_S] = done_s
+                log.add(row)
                 return
-            log.add(StepRow(done_s=NAN, **row))
-
-
-class _Before:
-    """The running list as it stood before a step, for what the log says about the step."""
-
-    def __init__(self, running: list[Any], prefills: list[Any]) -> None:
-        self.running = running[:]
-        self._prefills = prefills
-
-    def chunks(self, running: list[Any], scheduled: dict[str, int]) -> list[tuple[int, int]]:
-        """(tokens, context before) of each prefill chunk of the step, after it was scheduled."""
-        requests = list(self._prefills)
-        if len(running) > len(self.running):  # vLLM admits nobody in a step that preempts
-            requests += running[len(self.running) :]
-        chunks = []
-        for request in requests:
-            tokens = scheduled.get(request.request_id)
-            if tokens is not None:
-                chunks.append((tokens, request.num_computed_tokens - tokens))
-        return chunks
-
-    def decode_context(self, scheduled: dict[str, int], num_decodes: int) -> int:
-        """Sum of the contexts, new tokens included, of the `num_decodes` decodes that were scheduled."""
-        context: int = sum([r.num_computed_tokens for r in self.running])  # of a preempted request: 0 by now
-        for request in self._prefills:
-            context -= request.num_computed_tokens
-        if num_decodes < len(self.running) - len(self._prefills):
-            prefills = set(map(id, self._prefills))
-            for request in self.running:
-                if request.request_id not in scheduled and id(request) not in prefills:
-                    context -= request.num_computed_tokens
-        return context
+            log.add(row)
 
 
 class SyncPpasScheduler(PpasMixin, Scheduler):  # type: ignore[misc] # vLLM's classes are untyped here

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Final, NamedTuple
 
@@ -55,6 +56,10 @@ class StepRow(NamedTuple):
     dropped_rows: int
 
 
+DONE_S: Final = StepRow._fields.index("done_s")
+"""The place of `done_s` in a row: the one value that is not known when the row is opened."""
+
+
 class StepLog:
     """The buffer between the engine and the file, and the file with its rotation.
 
@@ -68,11 +73,14 @@ class StepLog:
         self._max_bytes = max_bytes
         self._keep_files = keep_files
         self._buffered_rows = buffered_rows
-        self._rows: deque[StepRow] = deque()
+        self._rows: deque[Sequence[object]] = deque()
         self._file: IO[str] | None = None
 
-    def add(self, row: StepRow) -> None:
-        """Keep `row` for the writer, or count it as dropped where the buffer is full. Never blocks, never raises."""
+    def add(self, row: Sequence[object]) -> None:
+        """Keep `row` for the writer, or count it as dropped where the buffer is full. Never blocks, never raises.
+
+        row: the values of a `StepRow`, in its order; not to be changed afterwards.
+        """
         if len(self._rows) >= self._buffered_rows:
             self.dropped += 1
         else:

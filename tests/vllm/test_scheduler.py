@@ -113,13 +113,13 @@ def test_following_requests_reads_the_same_as_looking_at_each(depth: int, thresh
             found = count(*arguments)
             exact = queues.count_decode_tokens(
                 scheduler.running,
-                arguments[2],
+                arguments[1],
                 max_position=scheduler._max_position,
                 long_prefill_token_threshold=threshold,
                 decode_step=scheduler.current_step + 1,
             )
             assert found == exact
-            differing += exact != arguments[2]
+            differing += exact != arguments[1]
             return int(found)
 
         scheduler._tracker.read, scheduler._tracker.count_decode_tokens = checked_read, checked_count
