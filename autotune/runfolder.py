@@ -41,6 +41,11 @@ _MAY_CHANGE: Final = {
 }  # fmt: skip
 
 
+_IDENTITY: Final = ("spec", "reference", "space", "traces", "measured_on")
+_BEFORE_MEASURING: Final = {
+    ".lock", "identity.json", "profile.json", "references", "servers", "study.yaml", "traces",
+}  # fmt: skip
+"""What a run folder holds before its search begins."""
 _NOT_IN_MANIFEST: Final = {".lock", "manifest.json", "study.db", "study.db-wal", "study.db-shm"}
 
 
@@ -122,12 +127,15 @@ def open_run(path: Path, plan: Plan) -> Iterator[RunFolder]:
     InvalidInput, touching nothing, when `path` holds something else or another study, or is in use.
     """
     wanted = identity(plan)
-    if os.path.exists(path) and not _measured_nothing(path):
+    if not os.path.exists(path):
+        _create(path, plan, wanted)
+    try:
         _check_same_study(path, wanted)
-    else:
-        if os.path.exists(path):
-            with _locked(path):
-                _remove(path)
+    except InvalidInput:
+        if not _measured_nothing(path):
+            raise
+        with _locked(path):
+            _remove(path)
         _create(path, plan, wanted)
     with _locked(path):
         write_atomically(path / "study.yaml", plan.resolved_spec().to_yaml().encode())
@@ -183,19 +191,21 @@ def _create(path: Path, plan: Plan, wanted: dict[str, Any]) -> None:
         _remove(unfinished)
         if not os.path.exists(path):
             raise InvalidInput(f"{path}: the run folder cannot be made: {error}") from None
-        _check_same_study(path, wanted)  # another process was quicker
+        # Another process was quicker; the folder is looked at as any other.
     except BaseException:
         _remove(unfinished)
         raise
 
 
 def _measured_nothing(path: Path) -> bool:
-    """Whether `path` is a run folder of ours without any measurement."""
-    return (
-        (path / "identity.json").is_file()
-        and not (path / "study.db").exists()
-        and not any(path.glob("*/*/requests.parquet"))
-    )
+    """Whether `path` is a run folder of ours, with nothing of anybody else in it, and without any measurement."""
+    try:
+        found = load_json((path / "identity.json").read_bytes())
+        strangers = {file.name for file in path.iterdir()} - _BEFORE_MEASURING
+    except (OSError, ValueError):
+        return False
+    ours = isinstance(found, dict) and found.keys() == set(_IDENTITY) and not strangers
+    return ours and not any(path.glob("*/*/requests.parquet"))
 
 
 def _remove(folder: Path) -> None:
@@ -215,7 +225,7 @@ def _check_same_study(path: Path, wanted: dict[str, Any]) -> None:
         return
     if not isinstance(found, dict):
         raise InvalidInput(f"{file}: does not hold what ppas wrote there; name another folder with --run")
-    for part in ("spec", "reference", "space", "traces", "measured_on"):
+    for part in _IDENTITY:
         if found.get(part) != wanted[part]:
             raise InvalidInput(
                 f"{path}: holds another study ({_difference(part, found.get(part), wanted[part])}); "

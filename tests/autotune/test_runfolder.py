@@ -83,6 +83,25 @@ def test_an_identity_that_ppas_did_not_write_is_refused(plan: Plan, tmp_path: Pa
         pass
 
 
+def test_a_folder_with_anything_else_in_it_never_gives_way(plan: Plan, tmp_path: Path) -> None:
+    run, other = tmp_path / "run", make_plan(small(seed=1))
+    with open_run(run, plan):
+        pass
+    (run / "thesis.tex").touch()
+    with pytest.raises(InvalidInput, match="holds another study"), open_run(run, other):
+        pass
+    assert (run / "thesis.tex").exists()
+    (run / "thesis.tex").unlink()
+    with open_run(run, other):  # of ours alone, and nothing was measured
+        assert existing_run(run).spec().seed == 1
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "identity.json").write_text('{"name": "of another program"}')
+    with pytest.raises(InvalidInput, match="name another folder"), open_run(foreign, other):
+        pass
+    assert (foreign / "identity.json").exists()
+
+
 def test_a_folder_in_place_of_a_file_is_refused(plan: Plan, tmp_path: Path) -> None:
     with open_run(tmp_path / "run", plan):
         pass
