@@ -39,6 +39,10 @@ class Branch(StrEnum):
     """P-PAS+ only: one running prefill with at least t_large tokens left beside two or more decodes."""
 
 
+# Looked up once: a member of an enumeration costs a Python call each time, and `decide` runs at every step of a server.
+_MAX, _PRESSURE, _LARGE_PREFILL, _GLOBAL = Branch.MAX, Branch.PRESSURE, Branch.LARGE_PREFILL, Scope.GLOBAL
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyParams:
     """One complete setting of the scheduler; validated at construction.
@@ -159,24 +163,21 @@ def decide(state: QueueState, params: PolicyParams) -> Decision:
     `decode_guard` under the global scope a capped budget grows by running_decodes, never beyond b_max.
     """
     branch = _branch(state, params)
-    if branch is Branch.MAX:
+    if branch is _MAX:
         return Decision(params.b_max, branch)
-    if params.decode_guard and params.scope is Scope.GLOBAL:
+    if params.decode_guard and params.scope is _GLOBAL:
         return Decision(min(params.b_cap + state.running_decodes, params.b_max), branch)
     return Decision(params.b_cap, branch)
 
 
 def _branch(state: QueueState, params: PolicyParams) -> Branch:
-    if state.running_prefills + state.waiting_prefills >= params.n_th and state.running_decodes > 0:
-        return Branch.PRESSURE
-    if (
-        params.t_large is not None
-        and state.running_prefills == 1
-        and state.running_decodes >= 2
-        and state.remaining_running_prefill_tokens >= params.t_large
-    ):
-        return Branch.LARGE_PREFILL
-    return Branch.MAX
+    running_prefills, running_decodes, waiting_prefills, remaining_tokens = state
+    if running_prefills + waiting_prefills >= params.n_th and running_decodes > 0:
+        return _PRESSURE
+    t_large = params.t_large
+    if t_large is not None and running_prefills == 1 and running_decodes >= 2 and remaining_tokens >= t_large:
+        return _LARGE_PREFILL
+    return _MAX
 
 
 def _require_positive_int(name: str, value: object) -> None:

@@ -65,7 +65,9 @@ class PpasMixin:
         self._decided_on: QueueReading | None = None
         self._decided_by: PolicyParams | None = None
         self._stock_schedule = super().schedule  # type: ignore[misc]
+        # An attribute over the method, so that only steps with lowered prefills pay for `_restore_first`.
         self._stock_make_cached_request_data = super()._make_cached_request_data  # type: ignore[misc]
+        self._make_cached_request_data = self._stock_make_cached_request_data
         self._is_shortened = False
         self._shortened = ShortenedPrefills()
         self._threshold: int = scheduler.scheduler_config.long_prefill_token_threshold
@@ -196,17 +198,19 @@ class PpasMixin:
         if reading.decode_behind_prefill:
             self._shortened.shorten(reading.prefills, budget, long_prefill_token_threshold=self._threshold)
             self._is_shortened = True
+            self._make_cached_request_data = self._restore_first
         total = decode_tokens + budget
         return total if total < b_max else b_max
 
     def _restore(self) -> None:
         self._shortened.restore()
         self._is_shortened = False
+        self._make_cached_request_data = self._stock_make_cached_request_data
 
-    def _make_cached_request_data(self, *args: Any, **kwargs: Any) -> Any:
-        # The first to read placeholders after the running loop, which alone may see the lowered ones.
-        if self._is_shortened:
-            self._restore()
+    def _restore_first(self, *args: Any, **kwargs: Any) -> Any:
+        # vLLM's `_make_cached_request_data` is the first to read placeholders after the running loop, which alone may
+        # see the lowered ones.
+        self._restore()
         return self._stock_make_cached_request_data(*args, **kwargs)
 
     def update_from_output(self, scheduler_output: Any, *args: Any, **kwargs: Any) -> Any:

@@ -76,10 +76,11 @@ class RunningTracker:
                 self._num_waiting = num_waiting
                 last = self._without_prefills = QueueReading(QueueState(0, num_running, num_waiting, 0), [], False)
             return last
+        running_status = self._running_status
         prefills = []
         remaining = 0
         for request in self._prefills:
-            if request.status is not self._running_status:
+            if request.status is not running_status:
                 continue
             left = request.num_prompt_tokens - request.num_computed_tokens
             if left > 0:
@@ -88,9 +89,12 @@ class RunningTracker:
             else:
                 self._watch(request, running)
         self._prefills = prefills
-        num_decodes = len(running) - len(prefills)
-        behind = bool(prefills) and running[num_decodes] is not prefills[0]
-        return QueueReading(QueueState(len(prefills), num_decodes, num_waiting, remaining), prefills, behind)
+        num_prefills = len(prefills)
+        num_decodes = len(running) - num_prefills
+        behind = num_prefills > 0 and running[num_decodes] is not prefills[0]
+        # What QueueState(...) and QueueReading(...) do, without their detour through a Python function.
+        state = tuple.__new__(QueueState, (num_prefills, num_decodes, num_waiting, remaining))
+        return tuple.__new__(QueueReading, (state, prefills, behind))
 
     def count_decode_tokens(self, requests: Mapping[str, Any], num_decodes: int, step: int) -> int:
         """What `queues.count_decode_tokens` gives, after `read` of the same step. requests: all, by id."""
