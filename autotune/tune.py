@@ -18,7 +18,7 @@ from autotune.records import Origin
 from autotune.results import Arm, ColdCheck, Comparison, DriftPoint, Objective, Setting, StudyResults, TraceInfo, Trial
 from autotune.runfolder import RunFolder, folder_name, open_run
 from autotune.study import Search, SearchTrial
-from ppas_core.errors import NoResult
+from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.policy import PolicyParams
 from traces.format import Trace
 
@@ -33,6 +33,10 @@ def tune(plan: Plan, path: Path, progress: Progress | None = None) -> StudyResul
     Raises NoResult when the reference itself cannot be measured; KeyboardInterrupt leaves every finished trial behind.
     """
     with open_run(path, plan) as run, plan.evaluator.session(path / "servers"):
+        if run.results.exists() and not (run.database.exists() and run.database.stat().st_size):
+            raise InvalidInput(
+                f"{run.database}: the trials of this finished study are gone; put the file back, or name another --run"
+            )
         results = _Tuner(plan, run, progress or Silent()).results()
         results.save(run.results)
         return results

@@ -284,3 +284,11 @@ def test_a_goodput_of_zero_somewhere_is_inconclusive_and_never_a_crash() -> None
     found = compare_settings(sides[0], sides[1], study, ["goodput_per_s"])
     assert found.verdict == "inconclusive"
     assert "goodput is zero or undefined" in found.sentence
+
+
+def test_a_finished_study_whose_trials_are_gone_is_not_silently_searched_again(tmp_path: Path) -> None:
+    plan = make_plan(small(trials=1))
+    tune(plan, tmp_path / "run")
+    (tmp_path / "run/study.db").unlink()
+    with pytest.raises(InvalidInput, match="the trials of this finished study are gone"):
+        tune(plan, tmp_path / "run")
