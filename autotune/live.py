@@ -353,7 +353,6 @@ def live_replay(params: PolicyParams, trace: Trace, outcome: ReplayOutcome, step
         requests=outcome.records,
         branch_steps={str(branch): int(count) for branch, count in branches.items()},
         steps=steps,
-        send_lag_p99_s=outcome.lag.p99_s,
     )
 
 

@@ -77,7 +77,6 @@ class Replay:
     trace_name, trace_digest, regime: the trace that was replayed.
     branch_steps: scheduler steps by the branch that set their budget.
     steps: live only, the engine's step log of this replay (columns of `ppas_core.vllm.steplog.StepRow`).
-    send_lag_p99_s: live only, how late the client itself sent.
     """
 
     params: PolicyParams
@@ -88,7 +87,6 @@ class Replay:
     requests: RequestRecords
     branch_steps: Mapping[str, int] = field(default_factory=dict)
     steps: pd.DataFrame | None = None
-    send_lag_p99_s: float | None = None
 
 
 def request_table(replays: Sequence[Replay]) -> pd.DataFrame:

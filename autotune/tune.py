@@ -109,7 +109,7 @@ class _Tuner:
             hypervolume=self._hypervolume(trials),
             landscape=surface,
             not_identified=not_identified,
-            warnings=self._warnings(trials, pick, comparisons, cold),
+            warnings=self._warnings(trials, pick, comparisons, exported_role, cold),
             noise=study.noise,
             drift=self.drift,
             cold=cold,
@@ -262,17 +262,24 @@ class _Tuner:
         return volumes
 
     def _warnings(
-        self, trials: Sequence[Trial], pick: PolicyParams, comparisons: Sequence[Comparison], cold: ColdCheck | None
+        self,
+        trials: Sequence[Trial],
+        pick: PolicyParams,
+        comparisons: Sequence[Comparison],
+        exported_role: str,
+        cold: ColdCheck | None,
     ) -> list[str]:
         notes = [self.cut] if self.cut else []
         if failed := [t for t in trials if t.state == "failed"]:
             notes.append(f"{len(failed)} of {len(trials)} trials failed; the first: {failed[0].reason}")
         if pick.is_static:
-            notes.append(f"the pick is a static budget of {pick.b_max}: on these traces P-PAS is not needed")
+            notes.append(
+                f"the pick is a static budget of {pick.b_max}: on the tuning traces no P-PAS setting was better"
+            )
         if comparisons[1].verdict == "worse":
             notes.append(
                 f"the pick is clearly worse than the best static budget, {self._best_static(trials).label()}, on held-out "
-                "traces: that is exported"
+                f"traces; the {exported_role} is exported"
             )
         fewest = min(Counter(trace.regime for trace in self.plan.held_out).values())
         if fewest < _FEW_TRACES:
