@@ -20,7 +20,7 @@ from ppas_core.policy import PolicyParams
 
 VERSION = 1
 
-Arm = Literal["reference", "published", "static", "search", "random"]
+Arm = Literal["reference", "published", "static", "predicted", "search", "random"]
 Verdict = Literal["better", "worse", "no clear winner", "inconclusive"]
 
 
@@ -66,8 +66,11 @@ class Objective(_Model):
 class Trial(_Model):
     """One setting on all tuning traces.
 
-    arm: why it was tried. state: `ok`, or `failed` with the reason.
-    objectives: metric name to ratio (geometric mean over regimes); empty when failed.
+    arm: why it was tried; `predicted` settings were proposed by the simulator before a live search.
+    state: `ok`; `failed` with the reason; `stopped` with the reason when its deficit was certain before the last trace.
+    objectives: metric name to ratio (geometric mean over regimes), of a stopped trial over the traces seen; empty when
+        failed. by_trace: trace name to metric name to value. predicted: as objectives, from the simulator, made
+        without this trial's measurement; empty where nothing was predicted.
     regimes: regime to metric name to mean over its traces, in seconds.
     dimensions: the search space's own coordinates of this setting; empty when it lies outside the space.
     """
@@ -75,9 +78,11 @@ class Trial(_Model):
     number: int
     arm: Arm
     setting: Setting
-    state: Literal["ok", "failed"]
+    state: Literal["ok", "failed", "stopped"]
     reason: str | None = None
     objectives: dict[str, Number]
+    by_trace: dict[str, dict[str, Number]] = {}
+    predicted: dict[str, Number] = {}
     regimes: dict[str, dict[str, Number]]
     branch_steps: dict[str, int]
     dimensions: dict[str, float | None]
@@ -169,6 +174,43 @@ class DriftPoint(_Model):
     reason: str | None
 
 
+class Prediction(_Model):
+    """The simulator beside a live study: what it was asked, and how far its predictions were off.
+
+    profile: its name; source: where it comes from. settings: how many it swept, in sweep_s seconds.
+    num_trials: measured trials that it is judged by. error_pct: mean absolute error of the preferred objective's ratio.
+    concordance: share of the pairs of trials, clearly apart when measured, that it ranks rightly; None without such
+        pairs. rank_correlation: Spearman's, over all of them.
+    verdict: `trusted`, `refitted` (to the trials' own step logs, then trusted) or `dropped`; sentence: why, in words.
+    """
+
+    profile: str
+    source: Literal["calibrated", "given"]
+    settings: int
+    sweep_s: Number
+    num_trials: int
+    error_pct: Number
+    concordance: float | None
+    rank_correlation: float | None
+    verdict: Literal["trusted", "refitted", "dropped"]
+    sentence: str
+
+
+class RobustnessPoint(_Model):
+    """The pick against the reference on held-out traces played faster or slower.
+
+    rate_factor: 1 is the traffic as given. origin: `simulated` beside a live study too.
+    overall, regimes: metric name to improvement in per cent, positive is better; per regime as well.
+    saturated: regimes whose queue still grew at the end under either setting; figures there are not firm.
+    """
+
+    rate_factor: Number
+    origin: Origin
+    overall: dict[str, Number]
+    regimes: dict[str, dict[str, Number]]
+    saturated: list[str] = []
+
+
 class ColdCheck(_Model):
     """The exported setting on a server started cold with the exported file, against its hot measurements.
 
@@ -218,6 +260,10 @@ class StudyResults(_Model):
     hypervolume: arm name (`search`, `random`) to the hypervolume of the front after each of its trials.
     noise: the A/A measurement, one entry per preferred metric; empty where measurements do not vary.
     drift: the reference re-measured during the search. cold: the export on a cold server; None for a simulated study.
+    maps: simulated maps over b_max and b_cap, one for each n_th and t_large; empty where nothing was swept.
+    prediction: how well the simulator foretold a live study's trials; None without one.
+    robustness: the pick at other rates; empty where it was not asked. saturated: regimes of the held-out traces whose
+    queue still grew at the end: results there are of low confidence.
     not_identified: knobs whose branch never fired on the traces, with the reason; their defaults are exported.
     provenance: profile or server, versions, seeds, command line, digests.
     """
@@ -243,6 +289,10 @@ class StudyResults(_Model):
     importance_method: str
     hypervolume: dict[str, list[Number]]
     landscape: Landscape | None
+    maps: list[Landscape] = []
+    prediction: Prediction | None = None
+    robustness: list[RobustnessPoint] = []
+    saturated: list[str] = []
     not_identified: dict[str, str]
     warnings: list[str]
     noise: list[NoiseInfo] = []
