@@ -239,6 +239,43 @@ class Landscape(_Model):
     fixed: dict[str, Any]
 
 
+class Lane(_Model):
+    """What the engine did under one setting on one trace: stretches of like steps in order of time, columns alike long.
+
+    start_s, end_s: seconds from the trace's start; between two stretches the engine was idle. steps: scheduler steps in
+    the stretch. budget: tokens allowed per step; branch: which rule set it, as its place in `Timeline.branches`.
+    running, waiting: requests when a step began. tokens: scheduled per step, on average.
+    thinned: whether stretches were merged to keep the file small; then the smallest budget stands for the others.
+    """
+
+    role: str
+    setting: Setting
+    start_s: list[Number]
+    end_s: list[Number]
+    steps: list[int]
+    budget: list[int]
+    branch: list[int]
+    running: list[int]
+    waiting: list[int]
+    tokens: list[Number]
+    thinned: bool = False
+
+
+class Timeline(_Model):
+    """One held-out trace step by step, under the tuned setting and those that it is compared with.
+
+    why: why this trace, in words. arrival_s, prompt_tokens: its requests. branches: the names that lanes refer to.
+    """
+
+    trace: str
+    regime: str
+    why: str
+    arrival_s: list[Number]
+    prompt_tokens: list[int]
+    branches: list[str]
+    lanes: list[Lane]
+
+
 class TraceInfo(_Model):
     """A trace of the study, by name and digest."""
 
@@ -264,6 +301,7 @@ class StudyResults(_Model):
     prediction: how well the simulator foretold a live study's trials; None without one.
     robustness: the pick at other rates; empty where it was not asked. saturated: regimes of the held-out traces whose
     queue still grew at the end: results there are of low confidence.
+    timeline: one held-out trace step by step; None where no steps were recorded.
     not_identified: knobs whose branch never fired on the traces, with the reason; their defaults are exported.
     provenance: profile or server, versions, seeds, command line, digests.
     """
@@ -293,6 +331,7 @@ class StudyResults(_Model):
     prediction: Prediction | None = None
     robustness: list[RobustnessPoint] = []
     saturated: list[str] = []
+    timeline: Timeline | None = None
     not_identified: dict[str, str]
     warnings: list[str]
     noise: list[NoiseInfo] = []
