@@ -15,6 +15,7 @@ from autotune.records import OK, Origin, Replay, RequestRecords
 from ppas_core.errors import InvalidInput
 from ppas_core.policy import PolicyParams
 from ppas_core.sim.profile import Profile
+from ppas_core.sim.result import StepLog
 from ppas_core.sim.simulate import RequestArrays, SimResult, simulate
 from traces.format import Trace
 
@@ -90,13 +91,7 @@ class SimulatedEvaluator:
 
     def replay(self, params: PolicyParams, trace: Trace, repeat: int = 0) -> Replay:
         """One simulated replay. Raises InvalidInput when a request can never fit the profile's server."""
-        result = simulate(
-            params,
-            self._requests(trace),
-            self.profile,
-            noise_sigma=self.noise_sigma,
-            noise_seed=self._noise_seed(params, trace, repeat),
-        )
+        result = self._simulate(params, trace, repeat)
         return Replay(
             params=params,
             trace_name=trace.name,
@@ -150,6 +145,23 @@ class SimulatedEvaluator:
             "noise_sigma": self.noise_sigma,
             "noise_seed": self.seed,
         }
+
+    def step_log(self, params: PolicyParams, trace: Trace) -> StepLog:
+        """Every step of the first replay of `trace` under `params`. Raises as `replay` does."""
+        log = self._simulate(params, trace, 0, record_steps=True).step_log
+        if log is None:
+            raise AssertionError("a replay that records its steps has a step log")
+        return log
+
+    def _simulate(self, params: PolicyParams, trace: Trace, repeat: int, *, record_steps: bool = False) -> SimResult:
+        return simulate(
+            params,
+            self._requests(trace),
+            self.profile,
+            noise_sigma=self.noise_sigma,
+            noise_seed=self._noise_seed(params, trace, repeat),
+            record_steps=record_steps,
+        )
 
     def _requests(self, trace: Trace) -> RequestArrays:
         if trace.digest not in self._arrays:
