@@ -18,6 +18,7 @@ from autotune.records import Origin
 from autotune.results import Arm, ColdCheck, Comparison, DriftPoint, Objective, Setting, StudyResults, TraceInfo, Trial
 from autotune.runfolder import RunFolder, folder_name, open_run
 from autotune.study import Search, SearchTrial
+from autotune.timeline import make_timeline
 from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.policy import PolicyParams
 from traces.format import Trace
@@ -108,6 +109,9 @@ class _Tuner:
             importance_method="PED-ANOVA (share of the variance among the better trials)",
             hypervolume=self._hypervolume(trials),
             landscape=surface,
+            timeline=make_timeline(
+                plan.evaluator, plan.held_out, held_out, ("tuned", plan.reference_role, "best static")
+            ),
             not_identified=not_identified,
             warnings=self._warnings(trials, pick, comparisons, exported_role, cold),
             noise=study.noise,
