@@ -10,6 +10,10 @@ further line one request in arrival order:
 
 A request's id is its place in the trace, from 0. The digest covers the request lines byte for byte, so two files with
 the same requests have the same digest whatever their names, and a cut or edited file is noticed.
+
+A trace of sessions, in which a turn waits for the answer to the turn before, is version 2: its header also says
+`"mode": "sessions"`, and every later turn of a session has a `think_time_s`. Without one a file stays version 1, byte
+for byte.
 """
 
 from __future__ import annotations
@@ -33,6 +37,10 @@ from traces.lines import numbered_lines
 
 FORMAT: Final = "ppas-trace"
 VERSION: Final = 1
+"""Of an open-loop trace."""
+SESSIONS_VERSION: Final = 2
+OPEN_LOOP: Final = "open loop"
+SESSIONS: Final = "sessions"
 MAX_TOKENS: Final = 10_000_000
 """Longest prompt or output in tokens."""
 MAX_ARRIVAL_S: Final = 10_000_000_000
@@ -42,7 +50,9 @@ _HEADER_KEYS: Final = {
     "format", "version", "name", "regime", "seed", "block_size", "provenance", "num_requests", "digest",
 }  # fmt: skip
 _ENCODER: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
-_REQUEST_KEYS: Final = ("arrival_s", "prompt_tokens", "output_tokens", "block_hashes", "session", "phase")
+_REQUEST_KEYS: Final = (
+    "arrival_s", "prompt_tokens", "output_tokens", "block_hashes", "session", "phase", "think_time_s",
+)  # fmt: skip
 
 
 class BlockHashes(Sequence[int]):
@@ -105,6 +115,8 @@ class TraceRequest:
         the same ids share that prefix. Empty: a prompt of its own. A tuple, or `BlockHashes` from a file.
     session: the conversation that the request belongs to, if any.
     phase: index of the load phase that generated it, if any.
+    think_time_s: seconds from the end of the answer to the session's turn before until this one is sent; arrival_s is
+        then the recorded time and says the order only. None: sent at arrival_s.
 
     Raises InvalidInput for a value outside these ranges.
     """
@@ -115,6 +127,7 @@ class TraceRequest:
     block_hashes: Sequence[int] = ()
     session: str | None = None
     phase: int | None = None
+    think_time_s: float | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.arrival_s, bool) or not isinstance(self.arrival_s, int | float):
@@ -137,6 +150,16 @@ class TraceRequest:
                 require_text(self.session, "session")
         if self.phase is not None and (not _is_int(self.phase) or not 0 <= self.phase < 2**31):
             raise InvalidInput(f"phase is {self.phase!r}; allowed: a whole number of at least 0, below 2**31")
+        if self.think_time_s is not None:
+            self._check_think_time(self.think_time_s)
+
+    def _check_think_time(self, think_time_s: float) -> None:
+        if not isinstance(think_time_s, int | float) or isinstance(think_time_s, bool):
+            raise InvalidInput(f"think_time_s is {think_time_s!r}; allowed: a number of seconds")
+        if not 0 <= think_time_s <= MAX_ARRIVAL_S:  # false for NaN as well
+            raise InvalidInput(f"think_time_s is {think_time_s!r}; allowed: 0 to {MAX_ARRIVAL_S} seconds")
+        if self.session is None:
+            raise InvalidInput(f"think_time_s is {think_time_s!r}, but the request has no session; give it one")
 
 
 @dataclass(frozen=True)
@@ -177,6 +200,21 @@ class Trace:
                 )
             previous_s = request.arrival_s
             self._check_blocks(index, request)
+        if self.mode == SESSIONS:
+            self._check_turns()
+
+    def _check_turns(self) -> None:
+        begun: set[str] = set()
+        for index, request in enumerate(self.requests):
+            if request.session is None:
+                continue
+            if (request.think_time_s is None) == (request.session in begun):
+                what = "a later turn and has no" if request.session in begun else "the first turn and has a"
+                raise InvalidInput(
+                    f"trace {self.name!r}, request {index}: is {what} think_time_s in session {request.session!r}; in a "
+                    "trace of sessions the first turn comes at its arrival_s, and every later one after a think_time_s"
+                )
+            begun.add(request.session)
 
     def _check_blocks(self, index: int, request: TraceRequest) -> None:
         if not request.block_hashes:
@@ -200,6 +238,11 @@ class Trace:
             sha.update(line)
         return f"sha256:{sha.hexdigest()}"
 
+    @cached_property
+    def mode(self) -> str:
+        """OPEN_LOOP when every request is sent at its arrival_s, SESSIONS when later turns wait for an answer."""
+        return SESSIONS if any(request.think_time_s is not None for request in self.requests) else OPEN_LOOP
+
     @property
     def duration_s(self) -> float:
         """Seconds from the first arrival to the last."""
@@ -207,9 +250,11 @@ class Trace:
 
     def header(self) -> dict[str, Any]:
         """The file's first line as plain JSON values."""
+        sessions = self.mode == SESSIONS
         return {
             "format": FORMAT,
-            "version": VERSION,
+            "version": SESSIONS_VERSION if sessions else VERSION,
+            **({"mode": SESSIONS} if sessions else {}),
             "name": self.name,
             "regime": self.regime,
             "seed": self.seed,
@@ -253,6 +298,11 @@ def read_trace(path: Path) -> Trace:
         )
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error}") from None
+    if (trace.mode == SESSIONS) != (header["version"] == SESSIONS_VERSION):
+        raise InvalidInput(
+            f"{path}: the header says version {header['version']}, but the requests are in {trace.mode}; version "
+            f"{SESSIONS_VERSION} is for sessions alone, in which a later turn has a think_time_s"
+        )
     if trace.digest != header["digest"]:
         raise InvalidInput(f"{path}: the requests do not match the header's digest; the file was changed")
     return trace
@@ -262,11 +312,17 @@ def _read_header(path: Path, line: str) -> dict[str, Any]:
     header = _parse_object(path, 1, line)
     if header.get("format") != FORMAT:
         raise InvalidInput(f'{path}: line 1 is not a trace header ("format": "{FORMAT}")')
-    if header.get("version") != VERSION:
-        raise InvalidInput(f"{path}: trace version {header.get('version')!r}; this release reads version {VERSION}")
-    if missing := sorted(_HEADER_KEYS - set(header)):
+    version = header.get("version")
+    if version not in (VERSION, SESSIONS_VERSION) or isinstance(version, bool):
+        raise InvalidInput(
+            f"{path}: trace version {version!r}; this release reads version {VERSION}, and {SESSIONS_VERSION} of sessions"
+        )
+    keys = _HEADER_KEYS if version == VERSION else _HEADER_KEYS | {"mode"}
+    if missing := sorted(keys - set(header)):
         raise InvalidInput(f"{path}: the header lacks {missing[0]!r}")
-    if unknown := sorted(set(header) - _HEADER_KEYS):
+    if header.get("mode", SESSIONS) != SESSIONS:
+        raise InvalidInput(f"{path}: the header's mode is {header['mode']!r}; version 2 has {SESSIONS!r} only")
+    if unknown := sorted(set(header) - keys):
         raise InvalidInput(f"{path}: the header has an unknown key {unknown[0]!r}")
     expected: dict[str, tuple[type, ...]] = {
         "name": (str,), "regime": (str,), "seed": (int, type(None)), "block_size": (int, type(None)),
@@ -316,6 +372,8 @@ def _request_lines(requests: Iterable[TraceRequest]) -> Iterable[bytes]:
             data["session"] = request.session
         if request.phase is not None:
             data["phase"] = request.phase
+        if request.think_time_s is not None:
+            data["think_time_s"] = float(request.think_time_s)
         yield _json_line(data)
 
 

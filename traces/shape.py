@@ -1,7 +1,9 @@
 """How a trace becomes another one of the same traffic: a window, another speed, two parts, a resample.
 
 Only arrivals and the choice of requests change. Lengths, block ids and sessions stay as they are, and each operation is
-added to the provenance (`shape`, in the order applied), with its numbers, its seed and the source's digest.
+added to the provenance (`shape`, in the order applied), with its numbers, its seed and the source's digest. Where turns
+wait for answers, think times stay as well, also when time is scaled: they are a person's. The first turn that a part
+has of a session is sent at its recorded arrival.
 """
 
 from __future__ import annotations
@@ -14,7 +16,8 @@ from dataclasses import replace
 from typing import Any
 
 from ppas_core.errors import InvalidInput
-from traces.format import MAX_ARRIVAL_S, Trace, TraceRequest
+from traces.format import MAX_ARRIVAL_S, SESSIONS, Trace, TraceRequest
+from traces.session import beginning_anew, noted
 
 
 def window(trace: Trace, from_s: float = 0.0, to_s: float | None = None, name: str | None = None) -> Trace:
@@ -118,6 +121,8 @@ def resample(trace: Trace, seed: int, window_s: float, duration_s: float | None 
         for place, turn_s in _circular(times, source_s, min(window_s, total_s - begin_s), circle_s):
             request = trace.requests[place]
             session = None if request.session is None else f"{request.session}~{number}"
+            if session is not None and turn_s and trace.mode == SESSIONS:
+                session += "~"  # past the trace's end: what it has there comes before what it had here
             arrival_s = max(begin_s, begin_s + (times[place] + turn_s - source_s))
             drawn.append(replace(request, arrival_s=arrival_s, session=session))
             used.add(place)
@@ -164,8 +169,7 @@ def _sessions(requests: Iterable[TraceRequest]) -> set[str]:
 
 
 def _shaped(trace: Trace, name: str, requests: Iterable[TraceRequest], step: dict[str, Any]) -> Trace:
-    before = trace.provenance.get("shape")
-    steps = [*before, step] if isinstance(before, list) else [step]
-    provenance = {**trace.provenance, "shape": steps}
-    provenance.setdefault("shaped_from", trace.digest)
-    return replace(trace, name=name, requests=tuple(requests), provenance=provenance)
+    kept = tuple(requests)
+    if trace.mode == SESSIONS:
+        kept = tuple(beginning_anew(kept))
+    return replace(trace, name=name, requests=kept, provenance=noted(trace, step))

@@ -62,7 +62,7 @@ GOOD = '{"arrival_s":0.0,"prompt_tokens":10,"output_tokens":2}'
     ("header", "lines", "word"),
     [
         ({"format": "other"}, None, "line 1 is not a trace header"),
-        ({"version": 2}, None, "trace version 2; this release reads version 1"),
+        ({"version": 3}, None, "trace version 3; this release reads version 1, and 2 of sessions"),
         ({"digest": "absent"}, None, "lacks 'digest'"),
         ({"extra": 1}, None, "unknown key 'extra'"),
         ({"seed": "x"}, None, "seed is 'x'"),
