@@ -3,6 +3,7 @@
     RUN/  study.yaml (as resolved)  identity.json  study.db  traces/
           trials/<n>/  references/<label>/  random/<n>/    settings.json, metrics.json, requests.parquet each
           finalists/<role>/  results.json  report.html  export/  manifest.json (digests)
+          progress.json      where the run stands, for `ppas status`
           servers/    logs, step logs and facts of a live study
 
 A new folder is filled beside its final place and renamed, so it exists whole or not at all. One process at a time works
@@ -43,10 +44,10 @@ _MAY_CHANGE: Final = {
 
 _IDENTITY: Final = ("spec", "reference", "space", "traces", "measured_on")
 _BEFORE_MEASURING: Final = {
-    ".lock", "identity.json", "profile.json", "references", "servers", "study.yaml", "traces",
+    ".lock", "identity.json", "profile.json", "progress.json", "references", "servers", "study.yaml", "traces",
 }  # fmt: skip
 """What a run folder holds before its search begins."""
-_NOT_IN_MANIFEST: Final = {".lock", "manifest.json", "study.db", "study.db-wal", "study.db-shm"}
+_NOT_IN_MANIFEST: Final = {".lock", "manifest.json", "progress.json", "study.db", "study.db-wal", "study.db-shm"}
 
 
 class RunFolder:
@@ -96,7 +97,7 @@ class RunFolder:
             return None
 
     def write_manifest(self) -> None:
-        """Digests of every file but the database, the lock and what a killed process left unfinished."""
+        """Digests of every file but the database, the lock, the progress and what a killed process left unfinished."""
         digests = {
             str(file.relative_to(self.path)): f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
             for file in sorted(self.path.rglob("*"))
