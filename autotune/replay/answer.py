@@ -7,8 +7,9 @@ are those of OpenAI's completions stream with vLLM's additions (token ids, cache
 from __future__ import annotations
 
 import json
+import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ CONNECTION: Final = "connection"
 STOPPED: Final = "stopped"
 """In flight when the run was stopped."""
 UNSENT: Final = "unsent"
-"""Not yet sent when the run was stopped; every other word means that the request was sent or tried."""
+"""Not sent: the run was stopped, or an earlier turn of its session failed. Every other word means sent or tried."""
 
 FAILURES: Final = (HTTP_STATUS, STREAM_ERROR, CUT_STREAM, WRONG_LENGTH, TIMEOUT, CONNECTION, STOPPED)
 
@@ -30,6 +31,8 @@ CLIENT_LIMIT: Final = "the client's machine has no file descriptor or port left 
 """Detail of a CONNECTION failure that is no fault of the server, and makes the run invalid."""
 
 _DETAIL_LENGTH: Final = 300
+_END_BYTES: Final = 64
+_ERROR: Final = re.compile(rb'"error"\s*:\s*(?!\s|null)|"object"\s*:\s*"error"')
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,16 @@ class Reading:
     chunk_tokens: list[int] = field(default_factory=list)
     cached_tokens: int = -1
     counted: bool = True
+
+
+def broken(http_status: int, pieces: Sequence[bytes]) -> bool:
+    """Whether an answer that ended as HTTP says failed all the same, told without reading its JSON.
+
+    For the client, which must know at once whether a session goes on. A wrong length is found by `read_answer` alone.
+    In generated text a quotation mark is escaped, so only an event can have a key called "error".
+    """
+    body = b"".join(pieces)
+    return http_status != 200 or b"[DONE]" not in body[-_END_BYTES:] or _ERROR.search(body) is not None
 
 
 def read_answer(raw: RawAnswer, prompt_tokens: int, output_tokens: int) -> Reading:

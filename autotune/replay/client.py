@@ -3,6 +3,9 @@
 Started by `autotune.replay.run`, so that nothing the tuner does can delay a request. One monotonic clock, one anchor,
 absolute times, a connection per request, no limit on how many are open. Bodies are built before the clock starts, and
 answers are handed to the tuner as raw bytes; JSON is read there. Imports aiohttp and the standard library.
+
+A turn that waits for the turn before it is due a think time after the end of that answer. Where the answer failed, as
+far as bytes tell (`answer.broken`), its session ends there, and its further turns are not sent.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import resource
 import sys
 import time
 from array import array
+from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -45,6 +49,7 @@ class _Ongoing:
 
     index: int
     sent: float
+    done: float = 0.0
     on_the_wire: bool = False
     http_status: int = 0
     times: array[float] = field(default_factory=lambda: array("d"))
@@ -60,6 +65,10 @@ class _Client:
         self._bodies = _bodies(job)
         self._tasks: set[asyncio.Task[None]] = set()
         self._lateness = array("d")
+        self._turn_after: dict[int, tuple[int, float]] = {
+            before: (index, think_s) for index, before, think_s in job.get("turns", ())
+        }
+        self._session_ended: list[int] = []
         self._anchor = 0.0
         self._stopping = False
         self._sending: asyncio.Task[None] | None = None
@@ -94,12 +103,12 @@ class _Client:
             if self._stopping:
                 self._sending.cancel()
             await asyncio.wait([self._sending])
-            if self._tasks:
+            while self._tasks:  # an answer may bring its session's next turn
                 await asyncio.wait(self._tasks)
             heartbeat.cancel()
             if not self._sending.cancelled():
                 self._sending.result()
-        self._tell(frames.FINISHED, {}, self._lateness.tobytes())
+        self._tell(frames.FINISHED, {"unsent": self._session_ended}, self._lateness.tobytes())
 
     def stop(self) -> None:
         """Sends nothing more and ends what is in flight."""
@@ -116,13 +125,35 @@ class _Client:
             pass  # whatever is wrong will be met, and recorded, by the requests themselves
 
     async def _send_all(self, session: aiohttp.ClientSession, arrivals: list[float]) -> None:
+        waiting = {index for index, _ in self._turn_after.values()}
         for index, arrival_s in enumerate(arrivals):
+            if index in waiting:
+                continue
             due = self._anchor + arrival_s
-            while (wait_s := due - time.perf_counter()) > 0:
-                await asyncio.sleep(wait_s)
-            task = asyncio.create_task(self._request(session, index, due))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            await _sleep_until(due)
+            self._begin(self._request(session, index, due))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _turn(self, session: aiohttp.ClientSession, index: int, due: float) -> None:
+        await _sleep_until(due)
+        await self._request(session, index, due)
+
+    def _follow(self, session: aiohttp.ClientSession, ongoing: _Ongoing, ended: str) -> None:
+        """What comes of the session after the request that just ended, if it has further turns."""
+        if ongoing.index not in self._turn_after or ended == answer.STOPPED:
+            return
+        if ended == answer.OK and not answer.broken(ongoing.http_status, ongoing.pieces):
+            index, think_s = self._turn_after[ongoing.index]
+            self._begin(self._turn(session, index, ongoing.done + think_s))
+            return
+        place = ongoing.index
+        while place in self._turn_after:
+            place, _ = self._turn_after[place]
+            self._session_ended.append(place)
 
     async def _request(self, session: aiohttp.ClientSession, index: int, due: float) -> None:
         ongoing = _Ongoing(index, time.perf_counter())
@@ -150,13 +181,15 @@ class _Client:
             detail = f"{type(error).__name__}: {error}"
             if getattr(error, "errno", None) in _OUT_OF_CONNECTIONS:
                 detail = answer.CLIENT_LIMIT
+        ongoing.done = time.perf_counter()
+        self._follow(session, ongoing, ended)
         self._hand_over(ongoing, ended, detail)
 
     def _hand_over(self, ongoing: _Ongoing, ended: str, detail: str) -> None:
         header = {
             "index": ongoing.index,
             "sent_s": ongoing.sent - self._anchor,
-            "done_s": time.perf_counter() - self._anchor,
+            "done_s": ongoing.done - self._anchor,
             "http_status": ongoing.http_status,
             "ended": ended,
             "detail": detail,
@@ -176,6 +209,11 @@ class _Client:
 
     def _tell(self, kind: str, header: dict[str, Any] | None = None, payload: bytes = b"") -> None:
         self._out.write(frames.encode(kind, header, payload))  # buffered where the tuner is slow to read
+
+
+async def _sleep_until(due: float) -> None:
+    while (wait_s := due - time.perf_counter()) > 0:
+        await asyncio.sleep(wait_s)
 
 
 async def _stamp_sent(_session: object, context: SimpleNamespace, _parameters: object) -> None:

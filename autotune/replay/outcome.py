@@ -10,11 +10,14 @@ import numpy as np
 
 from autotune import metrics
 from autotune.records import FloatArray, IntArray, RequestRecords
-from autotune.replay.answer import CLIENT_LIMIT, UNSENT, RawAnswer, read_answer
+from autotune.replay.answer import CLIENT_LIMIT, OK, UNSENT, RawAnswer, read_answer
 
 LAG_BOUND_S: Final = 0.005
 LAG_BOUND_OF_MEAN_LATENCY: Final = 0.01
 MAX_STALLED_SHARE: Final = 0.01
+
+Turn = tuple[int, int, float]
+"""A turn that waits for an answer: its place in the trace, the place of the turn before, and the think time in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,7 @@ def make_outcome(
     answers: Mapping[int, RawAnswer],
     lateness_s: FloatArray,
     *,
+    turns: Sequence[Turn] = (),
     stopped: str | None,
     about: Mapping[str, Any],
     max_lag_s: float = LAG_BOUND_S,
@@ -104,10 +108,13 @@ def make_outcome(
     """Reads all `answers`.
 
     plan: arrival in seconds, prompt and output tokens of every request. Requests without an answer were not sent.
+    turns: those whose planned time is a think time after the end of an answer; it is NaN where that never came.
     lateness_s: how late each tick of the client's heartbeat was. stopped: why the run was ended early, if it was.
     """
     n = len(plan)
     planned_s = np.array([arrival_s for arrival_s, _, _ in plan], dtype=np.float64)
+    for index, before, think_s in turns:
+        planned_s[index] = answers[before].done_s + think_s if index in answers else np.nan
     sent_s, first_s, last_s, done_s = (np.full(n, np.nan) for _ in range(4))
     status, details = [UNSENT] * n, [""] * n
     cached = np.full(n, -1, dtype=np.int64)
@@ -127,6 +134,10 @@ def make_outcome(
             if reading.chunk_time_s:
                 first_s[index], last_s[index] = reading.chunk_time_s[0], reading.chunk_time_s[-1]
         offsets[index + 1] = len(chunk_time_s)
+    for index, before, _ in turns:
+        if index not in answers and status[before] != OK and stopped is None:
+            reason = details[before] if status[before] == UNSENT else f"its session ended with request {before}"
+            details[index] = reason
     records = RequestRecords(
         planned_s=planned_s,
         sent_s=sent_s,
@@ -154,7 +165,7 @@ def lag_summary(records: RequestRecords, lateness_s: FloatArray, max_lag_s: floa
     mean_latency_s = float(metrics.mean(metrics.latency_s(records)))
     bound_s = max_lag_s + LAG_BOUND_OF_MEAN_LATENCY * (mean_latency_s if mean_latency_s > 0 else 0.0)
     ends = records.done_s[~np.isnan(records.done_s)]
-    span_s = float(ends.max() - records.planned_s.min()) if len(ends) else float("nan")
+    span_s = float(ends.max() - np.nanmin(records.planned_s)) if len(ends) else float("nan")
     stalled_s = float(lateness_s[lateness_s > bound_s].sum())
     return LagSummary(
         p50_s=float(metrics.percentile(lag_s, 50)),

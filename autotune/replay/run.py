@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from array import array
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
@@ -25,10 +25,11 @@ import numpy as np
 from autotune.progress import Progress, Silent
 from autotune.replay import frames
 from autotune.replay.answer import OK, RawAnswer
-from autotune.replay.outcome import LAG_BOUND_S, ReplayOutcome, make_outcome
+from autotune.replay.outcome import LAG_BOUND_S, ReplayOutcome, Turn, make_outcome
 from ppas_core.errors import InvalidInput, NoResult
 from traces.format import Trace
 from traces.prompts import MEASURED, Vocabulary
+from traces.session import predecessors
 
 DEFAULT_TIMEOUT_S: Final = 600.0
 SMALLEST_VOCABULARY: Final = Vocabulary(32_000)
@@ -54,7 +55,10 @@ def replay(
     max_lag_s: float = LAG_BOUND_S,
     stop: Callable[[], str | None] | None = None,
 ) -> ReplayOutcome:
-    """One open-loop replay of `trace` against the OpenAI-compatible server at `url`.
+    """One replay of `trace` against the OpenAI-compatible server at `url`: in open loop, or as its sessions say.
+
+    A turn that waits is planned a think time after the answer before it ended; that is its planned time in the records.
+    A failed turn ends its session, whose further turns count as unsent.
 
     cache_salt: isolates this run from the prefix caches of others; sharing within the trace stays. None sends none.
     timeout_s: a request fails that is not complete this long after its planned time.
@@ -71,6 +75,7 @@ def replay(
     base = base_url(url)
     if importlib.util.find_spec("aiohttp") is None:
         raise InvalidInput("a live replay needs aiohttp: pip install 'ppas-autotune[live]'")
+    turns = waiting_turns(trace)
     job = {
         "url": base,
         "model": model,
@@ -83,9 +88,11 @@ def replay(
         "trace_digest": trace.digest,
         "block_size": trace.block_size,
         "requests": [(r.arrival_s, r.prompt_tokens, r.output_tokens, r.block_hashes) for r in trace.requests],
+        "turns": turns,
     }
     progress = progress or Silent()
-    run = _Run(len(trace.requests), trace.duration_s + timeout_s, progress, stop or (lambda: None))
+    at_most_s = _longest_s(trace, turns, timeout_s)
+    run = _Run(len(trace.requests), at_most_s, progress, stop or (lambda: None))
     progress.begin(f"Replaying {trace.name}", len(trace.requests))
     try:
         run.follow(job)
@@ -102,10 +109,31 @@ def replay(
         "vocabulary_size": vocabulary.size,
         "timeout_s": timeout_s,
         "concurrency_cap": None,
+        "mode": trace.mode,
         **run.clock,
     }
     plan = [(r.arrival_s, r.prompt_tokens, r.output_tokens) for r in trace.requests]
-    return make_outcome(plan, run.answers, run.lateness_s, stopped=run.stopped, about=about, max_lag_s=max_lag_s)
+    return make_outcome(
+        plan, run.answers, run.lateness_s, turns=turns, stopped=run.stopped, about=about, max_lag_s=max_lag_s
+    )
+
+
+def waiting_turns(trace: Trace) -> list[Turn]:
+    """Every turn that waits: its place, the place of the turn before, and the think time in seconds; in trace order."""
+    return [
+        (index, before, trace.requests[index].think_time_s or 0.0)
+        for index, before in enumerate(predecessors(trace))
+        if before is not None
+    ]
+
+
+def _longest_s(trace: Trace, turns: Sequence[Turn], timeout_s: float) -> float:
+    """How long requests may take from the start of the clock, when every answer takes until its timeout."""
+    begin_s = trace.requests[0].arrival_s
+    latest_s = [request.arrival_s - begin_s + timeout_s for request in trace.requests]
+    for index, before, think_s in turns:
+        latest_s[index] = latest_s[before] + think_s + timeout_s
+    return max(latest_s)
 
 
 def base_url(url: str) -> str:
@@ -134,6 +162,7 @@ class _Run:
     stopped: str | None = None
     _finished: bool = False
     _failed: int = 0
+    _session_ended: int = 0
 
     def follow(self, job: dict[str, Any]) -> None:
         with tempfile.TemporaryFile() as errors:
@@ -149,7 +178,7 @@ class _Run:
                 client.wait()
                 for pipe in (client.stdin, client.stdout):
                     _close(pipe)
-            missing = self.requests - len(self.answers)
+            missing = self.requests - len(self.answers) - self._session_ended
             if not self._finished or (missing and self.stopped is None):
                 errors.seek(max(0, errors.seek(0, os.SEEK_END) - 2000))
                 said = errors.read().decode(errors="replace").strip()
@@ -202,6 +231,7 @@ class _Run:
             self.progress.advance(f"{self._failed} failed" if self._failed else "")
         elif kind == frames.FINISHED:
             self.lateness_s = np.frombuffer(payload, dtype=np.float64)
+            self._session_ended = len(header["unsent"])
             self._finished = True
 
 
