@@ -1,0 +1,190 @@
+"""Writing an export: one setting as files for vLLM with our scheduler, for the published patched servers, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune.export.common import KIND, SAFE_VALUE, SCHEDULER_CLASS, VERSION, header, one_line, settings_digest, sha256
+from autotune.export.patches import GENERATIONS, Generation, environment, nearest_expressible, server_flags
+from autotune.provenance import now
+from autotune.results import Setting, StudyResults
+from ppas_core import __version__
+from ppas_core.files import write_atomically
+from ppas_core.plain_json import dump_json
+from ppas_core.policy import PolicyParams
+
+Cost = Callable[[PolicyParams], float]
+"""The predicted preferred objective of other settings as ratio to the exported one: 1.03 is 3 % worse."""
+
+
+def write_export(
+    results: StudyResults, directory: Path, *, setting: Setting | None = None, cost: Cost | None = None
+) -> tuple[Path, ...]:
+    """Writes the export of a study into `directory` and returns the files, `vllm.yaml` first.
+
+    setting: what to export; None is what the study itself exports. A static budget is exported, and loads again, as
+    `PolicyParams.static`. cost: asked for the nearest settings of patches
+    that cannot express it. Each file is written whole or not at all. Raises InvalidSettings, OSError.
+    """
+    setting = setting or results.exported
+    params = setting.to_params()
+    if params.is_static:  # the other knobs cannot act, and no file could say them
+        params = PolicyParams.static(params.b_max, max_num_seqs=params.max_num_seqs)
+    origin = _origin_lines(results, setting, params)
+    nearest = {generation: nearest_expressible(params, generation) for generation in GENERATIONS}
+    costs = {
+        generation: cost(near) if reasons and cost is not None else None
+        for generation, (near, reasons) in nearest.items()
+    }
+    files = {
+        "vllm.yaml": _vllm_yaml(params, origin),
+        "ppas.env": _own_env(params, origin, nearest),
+        **{
+            f"vllm-{generation}.env": _patch_env(params, generation, origin, near, reasons, costs[generation])
+            for generation, (near, reasons) in nearest.items()
+        },
+        "settings.json": _settings_json(results, setting, params, nearest, costs),
+    }
+    for name, text in files.items():
+        write_atomically(directory / name, text.encode())
+    return tuple(directory / name for name in files)
+
+
+def _origin_lines(results: StudyResults, setting: Setting, params: PolicyParams) -> list[str]:
+    role = _role(results, setting)
+    named = f"{params.label()} ({one_line(role)})" if role else params.label()
+    study = f"the study {one_line(results.name)}, {one_line(results.created_at)}"
+    return [
+        f"Made by ppas-autotune {__version__} from {study}.",
+        f"Setting {named}; its measurements are {results.origin}.",
+    ]
+
+
+def write_vllm_config(params: PolicyParams, path: Path) -> Path:
+    """Writes `params` alone as a file for `vllm serve --config`, and returns its path."""
+    write_atomically(path, _vllm_yaml(params, ["Made by ppas-autotune to check an export."]).encode())
+    return path
+
+
+def _vllm_yaml(params: PolicyParams, origin: Iterable[str]) -> str:
+    body: dict[str, Any] = {"max-num-batched-tokens": params.b_max, "max-num-seqs": params.max_num_seqs}
+    use = "A static budget needs no scheduler of ours: vllm serve MODEL --config vllm.yaml"
+    if not params.is_static:
+        body |= {"scheduler-cls": SCHEDULER_CLASS, "additional-config": {"ppas": params.to_dict()}}
+        use = "With ppas-autotune installed beside vLLM: vllm serve MODEL --config vllm.yaml"
+    return header([*origin, use], params) + yaml.safe_dump(body, sort_keys=False)
+
+
+def _own_env(
+    params: PolicyParams,
+    origin: Iterable[str],
+    nearest: dict[Generation, tuple[PolicyParams, tuple[str, ...]]],
+) -> str:
+    lines = [*origin, "For vLLM with ppas-autotune installed beside it; published names where there is one."]
+    for generation, (_, reasons) in nearest.items():
+        if reasons:
+            lines.append(
+                f"NOT for the patched vLLM {generation}, which would run another setting: {'; '.join(reasons)}."
+            )
+            lines.append(f"  Use vllm-{generation}.env there.")
+    return _env_text(params, environment(params), lines)
+
+
+def _patch_env(
+    params: PolicyParams,
+    generation: Generation,
+    origin: Iterable[str],
+    near: PolicyParams,
+    reasons: tuple[str, ...],
+    ratio: float | None,
+) -> str:
+    lines = [*origin, f"For the published patch of vLLM {generation}."]
+    if reasons:
+        lines.append(f"The patch CANNOT express this setting: {'; '.join(reasons)}.")
+        lines.append(f"Below is the nearest setting that it can: {near.label()}.")
+        lines.append(_cost_line(ratio))
+    else:
+        lines.append("The patch expresses this setting exactly.")
+    return _env_text(near, environment(near, generation), lines)
+
+
+def _cost_line(ratio: float | None) -> str:
+    if ratio is None:
+        return "What that costs was not predicted."
+    change = (ratio - 1) * 100
+    word = "worse" if change > 0 else "better"
+    return f"Predicted (simulated) cost: {abs(change):.1f} % {word} than the setting on the preferred objective."
+
+
+def _env_text(params: PolicyParams, variables: dict[str, str], lines: list[str]) -> str:
+    if variables:
+        lines = [*lines, "Use: set -a; . ./THIS_FILE; set +a; vllm serve MODEL, with these flags:"]
+    else:
+        lines = [*lines, "A static budget: no variable, PPAS_ENABLED and PPAS_PLUS_ENABLED unset, and these flags:"]
+    for name, value in variables.items():
+        assert SAFE_VALUE.fullmatch(value), f"{name} needs quoting"  # noqa: S101 - values are numbers and words of ours
+    body = "".join(f"{name}={value}\n" for name, value in variables.items())
+    return header([*lines, f"flags {' '.join(server_flags(params))}"], params) + body
+
+
+def _settings_json(
+    results: StudyResults,
+    setting: Setting,
+    params: PolicyParams,
+    nearest: dict[Generation, tuple[PolicyParams, tuple[str, ...]]],
+    costs: dict[Generation, float | None],
+) -> str:
+    data = {
+        "kind": KIND,
+        "version": VERSION,
+        "label": params.label(),
+        "params": params.to_dict(),
+        "params_digest": settings_digest(params),
+        "created_at": now(),
+        "made_by": {"ppas-autotune": __version__},
+        "origin": str(results.origin),
+        "study": {
+            "name": results.name,
+            "created_at": results.created_at,
+            # The digest of results.json as `StudyResults.save` writes it.
+            "digest": sha256(dump_json(results.model_dump(mode="json")).encode()),
+            "role": _role(results, setting),
+            "choice": results.choice,
+            "verdicts": _verdicts(results, setting),
+            "not_identified": results.not_identified,
+        },
+        "measured_on": results.provenance.get("measured_on"),
+        "versions": results.provenance.get("versions"),
+        "traces": [{"name": t.name, "purpose": t.purpose, "digest": t.digest} for t in results.traces],
+        "published_patches": {
+            generation: {
+                "exact": not reasons,
+                "why_not": list(reasons),
+                "nearest": near.to_dict(),
+                "predicted_ratio": costs[generation],
+            }
+            for generation, (near, reasons) in nearest.items()
+        },
+    }
+    return dump_json(data, indent=1) + "\n"
+
+
+def _role(results: StudyResults, setting: Setting) -> str | None:
+    """What the study calls the setting; None for one that it tried without quoting it, or never tried."""
+    if setting.params == results.exported.params:
+        return results.exported_role
+    return next((held.role for held in results.held_out if held.setting.params == setting.params), None)
+
+
+def _verdicts(results: StudyResults, setting: Setting) -> list[dict[str, str]]:
+    """What the held-out traces say of the setting; empty when it was not compared there."""
+    roles = {held.role for held in results.held_out if held.setting.params == setting.params}
+    return [
+        {"against": found.reference, "verdict": found.verdict, "sentence": found.sentence}
+        for found in results.comparisons
+        if found.candidate in roles
+    ]
