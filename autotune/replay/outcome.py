@@ -136,8 +136,8 @@ def make_outcome(
         offsets[index + 1] = len(chunk_time_s)
     for index, before, _ in turns:
         if index not in answers and status[before] != OK and stopped is None:
-            reason = details[before] if status[before] == UNSENT else f"its session ended with request {before}"
-            details[index] = reason
+            ended = f"its session ended with request {before}"
+            details[index] = details[before] if status[before] == UNSENT else ended
     records = RequestRecords(
         planned_s=planned_s,
         sent_s=sent_s,
