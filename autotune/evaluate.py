@@ -14,6 +14,7 @@ import numpy as np
 from autotune.records import OK, Origin, Replay, RequestRecords
 from ppas_core.errors import InvalidInput
 from ppas_core.policy import PolicyParams
+from ppas_core.sim.fit.log import steps_table
 from ppas_core.sim.profile import Profile
 from ppas_core.sim.result import StepLog
 from ppas_core.sim.simulate import RequestArrays, SimResult, simulate
@@ -69,12 +70,14 @@ class SimulatedEvaluator:
 
     noise_sigma: standard deviation of the log-normal noise per step; 0 is the deterministic simulator.
     seed: names the noise stream; each repeat of a setting on a trace has its own noise, the same in every process.
+    record_steps: keep the step log of every replay, in the form of a live server's.
     """
 
     profile: Profile
     noise_sigma: float = 0.0
     seed: int = 0
     origin: Origin = Origin.SIMULATED
+    record_steps: bool = False
     _arrays: dict[str, RequestArrays] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -91,7 +94,7 @@ class SimulatedEvaluator:
 
     def replay(self, params: PolicyParams, trace: Trace, repeat: int = 0) -> Replay:
         """One simulated replay. Raises InvalidInput when a request can never fit the profile's server."""
-        result = self._simulate(params, trace, repeat)
+        result = self._simulate(params, trace, repeat, record_steps=self.record_steps)
         return Replay(
             params=params,
             trace_name=trace.name,
@@ -100,6 +103,7 @@ class SimulatedEvaluator:
             origin=self.origin,
             requests=_records(trace, self._requests(trace), result),
             branch_steps={str(branch): steps for branch, steps in result.steps.branch_steps.items()},
+            steps=steps_table(result, params) if self.record_steps else None,
         )
 
     def doubts(self, params: PolicyParams, traces: Sequence[Trace]) -> list[str]:
