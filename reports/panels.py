@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.records import Origin
 from autotune.results import StudyResults
-from reports import figures, figures_held_out, pairs, plane, quality, roles, views
+from reports import figures, figures_held_out, figures_timeline, pairs, plane, quality, roles, timeline, views
 from reports.numbers import capitalised, cleaned, counted, interval, metric_label, percent, tokens
 from reports.pairs import REQUEST_METRICS
 from reports.roles import BEST_STATIC, TUNED
@@ -62,6 +62,7 @@ def all_panels(results: StudyResults) -> dict[str, Panel]:
         _requests(results),
         _differences(results),
         _branches(results),
+        _timeline(results),
         _convergence(results),
         _importance(results),
         _slices(results),
@@ -244,6 +245,43 @@ def _branches(results: StudyResults) -> Panel:
         (),
         {"": _draw(view, figures_held_out.branches)},
         1 if isinstance(view, Missing) else len(view.settings) + 1,
+    )
+
+
+def _timeline(results: StudyResults) -> Panel:
+    others = timeline.others(results)
+    built = [timeline.timeline(results, other) for other in others] or [timeline.timeline(results, None)]
+    first = built[0]
+    names = tuple(f"vs {cleaned(other, 30)}" for other in others) or ("alone",)
+    title = "Watch the policy act"
+    if isinstance(first, Missing):
+        return Panel("timeline", title, "", first.reason, (), {"": first})
+    windows = (
+        ("Whole trace", "Close-up") if any(getattr(view, "close_up", None) for view in built) else ("Whole trace",)
+    )
+    caption = (
+        f"Held-out trace {cleaned(first.trace, 80)}, one clock for both settings. {cleaned(first.why, 400)} "
+        "Pale is the token budget of a step, full colour what it scheduled; the close-up shows every step. "
+    )
+    if any(lane.thinned for lane in first.lanes):
+        caption += "Neighbouring steps are merged; where they differ the smallest budget is drawn. "
+    alt = " ".join(
+        f"{capitalised(cleaned(lane.role))} {cleaned(lane.label)}: done after {lane.end_s:.1f} s, at most "
+        f"{counted(lane.most_waiting, 'request')} waiting, budget cut in {lane.capped_share:.0%} of the steps."
+        for lane in first.lanes
+    )
+
+    def draw(which: int, window: int) -> Any:
+        return _draw(built[which], lambda view: figures_timeline.timeline(view, close_up=window == 1))
+
+    return Panel(
+        "timeline",
+        title,
+        caption + origin_sentence(results),
+        alt,
+        (Control("Reference", names), Control("Window", windows)),
+        _variants(draw, len(built), len(windows)),
+        13 if len(first.lanes) > 1 else 7,
     )
 
 

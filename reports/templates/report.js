@@ -92,9 +92,12 @@
         button.setAttribute("aria-pressed", String(!this.hidden.has(index)));
         button.append(swatch(trace), plain(trace.name));
         button.addEventListener("click", () => {
-          if (!this.hidden.delete(index)) this.hidden.add(index);
-          button.setAttribute("aria-pressed", String(!this.hidden.has(index)));
-          Plotly.restyle(this.chart, { visible: !this.hidden.has(index) }, [index]);
+          const hide = !this.hidden.has(index);
+          const group = data.map((_, other) => other)
+            .filter((other) => other === index || (trace.legendgroup && data[other].legendgroup === trace.legendgroup));
+          for (const other of group) this.hidden[hide ? "add" : "delete"](other);
+          button.setAttribute("aria-pressed", String(!hide));
+          Plotly.restyle(this.chart, { visible: !hide }, group);
         });
         return button;
       }));
@@ -142,6 +145,10 @@
       mark("rect", { x: 6, y: 1, width: 14, height: 12, rx: 2.5, fill });
       return svg;
     }
+    if (trace.fill && trace.fill !== "none") {
+      mark("rect", { x: 5, y: 1, width: 16, height: 12, rx: 2.5, fill: trace.fillcolor, stroke: trace.line.width > 0.8 ? trace.line.color : "none" });
+      return svg;
+    }
     if (trace.mode?.includes("lines")) {
       const dashes = { dash: "6 3", dot: "2 2.5", dashdot: "7 2.5 2 2.5", longdash: "9 3", longdashdot: "9 2.5 2 2.5" };
       mark("line", {
@@ -160,6 +167,7 @@
         "triangle-up": ["path", { d: "M13 2 18.2 11.4H7.8z", fill }],
         "triangle-down": ["path", { d: "M13 12 18.2 2.6H7.8z", fill }],
         "star": ["path", { d: "M13 .8 14.9 5h4.6l-3.7 2.8 1.4 4.6L13 9.6l-4.2 2.8 1.4-4.6L6.5 5h4.6z", fill }],
+        "line-ns-open": ["path", { d: "M13 1v12", stroke: fill, "stroke-width": 2, fill: "none" }],
         "x": ["path", { d: "M9 3 17 11M17 3 9 11", stroke: fill, "stroke-width": 2.6, fill: "none" }],
         "cross": ["path", { d: "M13 2v10M8 7h10", stroke: fill, "stroke-width": 2.8, fill: "none" }],
       };
