@@ -92,7 +92,7 @@ def compare(
         request_counts += drawn.requests
 
     alpha = (1 - confidence) / 2 * 100
-    widening = _widening([len(indices) for indices in by_regime.values()], confidence)
+    widening = widening_factor([len(indices) for indices in by_regime.values()], confidence)
 
     def interval(value: float, draws: FloatArray) -> Interval:
         low, high = np.nanpercentile(draws, [alpha, 100 - alpha])
@@ -131,7 +131,7 @@ def compare(
     )
 
 
-def _widening(traces_per_regime: Sequence[int], confidence: float) -> float:
+def widening_factor(traces_per_regime: Sequence[int], confidence: float) -> float:
     """What a bootstrap half-width is multiplied by; tends to 1 with many traces, and is large with one per regime."""
     freedom = max(1, sum(traces_per_regime) - len(traces_per_regime))
     fewest = max(2, min(traces_per_regime))

@@ -25,7 +25,7 @@ MAX_REQUESTS: Final = 2000
 """Requests whose arrivals are kept at most."""
 _IDLE_S: Final = 0.02
 """A pause between two steps from which on the engine counts as idle."""
-_STATE: Final = ("budget", "branch", "running", "waiting")
+_STATE: Final = ("budget", "branch", "running", "waiting", "prefills")
 _RULE: Final = {"pressure": "prefill pressure", "large_prefill": "large prefills"}
 
 
@@ -65,8 +65,8 @@ def make_timeline(
 
 
 def steps_of(evaluator: Evaluator, replay: Replay, trace: Trace) -> pd.DataFrame | None:
-    """The steps of one replay: start_s and end_s from the trace's start, steps (1), budget, branch, running, waiting,
-    tokens. None where they were not recorded."""
+    """The steps of one replay: start_s and end_s from the trace's start, budget, branch, running, waiting, tokens, and
+    prefills (whether it computed any). None where they were not recorded."""
     if isinstance(evaluator, SimulatedEvaluator):
         return _simulated(evaluator.step_log(replay.params, trace))
     if replay.steps is None or replay.steps.empty:
@@ -131,6 +131,7 @@ def _simulated(log: StepLog) -> pd.DataFrame:
             "running": log.running_prefills + log.running_decodes,
             "waiting": log.waiting_prefills,
             "tokens": log.prefill_tokens + log.decode_tokens,
+            "prefills": log.prefill_tokens > 0,
         }
     )
 
@@ -164,6 +165,7 @@ def _live(replay: Replay) -> pd.DataFrame | None:
             "running": log["running_prefills"] + log["running_decodes"],
             "waiting": log["waiting_prefills"],
             "tokens": log["prefill_tokens"] + log["decode_tokens"],
+            "prefills": log["prefill_tokens"] > 0,
         }
     ).reset_index(drop=True)
 
