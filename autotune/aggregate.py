@@ -72,6 +72,17 @@ def improvement_pct(ratio_value: float) -> float:
     return (1 - ratio_value) * 100
 
 
+def client_lag(replays: Iterable[Replay]) -> dict[str, float] | None:
+    """How late the client of live replays was: the highest p50_s, p99_s and max_s of them, and how many replays had to
+    be repeated for it (`repeated`). None where nothing was live.
+    """
+    lags = [replay.client for replay in replays if replay.client is not None]
+    if not lags:
+        return None
+    worst = {name: max(getattr(lag, name) for lag in lags) for name in ("p50_s", "p99_s", "max_s")}
+    return {**worst, "repeated": sum(lag.attempts - 1 for lag in lags)}
+
+
 def sum_branches(replays: Iterable[Replay]) -> dict[str, int]:
     """Scheduler steps by branch over all `replays`."""
     totals: dict[str, int] = {}

@@ -1,58 +1,66 @@
 """Trials on a running vLLM server: settings are switched at a step, not by a restart.
 
 One server serves a whole study. It starts with the largest budget that the study will try; for each setting the live
-settings file is replaced, a probe request makes the engine take a step, and the acknowledgement is awaited. A replay
-begins on a drained server, with a prefix-cache salt of its own, and counts only when the client was on time.
+settings are changed, a probe request makes the engine take a step, and the acknowledgement is awaited. A replay begins
+on a drained server, with a prefix-cache salt of its own, and counts only when the client was on time and nobody else
+changed the settings. A server that died or hangs under a setting is replaced, and that setting is not tried again.
 """
 
 from __future__ import annotations
 
 import contextlib
-import re
+import os
 import time
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import pandas as pd
-
-from autotune.export import SCHEDULER_CLASS
-from autotune.records import Origin, Replay
+from autotune.export import SCHEDULER_CLASS, write_vllm_config
+from autotune.records import ClientLag, Origin, Replay
+from autotune.replay.answer import TIMEOUT
 from autotune.replay.outcome import ReplayOutcome
 from autotune.replay.run import replay as replay_trace
 from autotune.server import Server, existing_server, start_server
+from autotune.server_deaths import Deaths
+from autotune.server_joined import JoinedServer
+from autotune.server_settings import Channel, FileChannel, wait_for_ack
+from autotune.server_steps import StepTail, open_requests
 from ppas_core.errors import InvalidInput, NoResult, PpasError
 from ppas_core.files import write_atomically
 from ppas_core.plain_json import dump_json, load_json
 from ppas_core.policy import PolicyParams
-from ppas_core.vllm.live import wait_for_ack, write_settings
 from traces.format import Trace, TraceRequest
 from traces.prompts import WARM_UP, Vocabulary
 
+API_KEY_VARIABLE: Final = "PPAS_API_KEY"
+WRAPPER_OUTPUT: Final = "{output}"
+"""Stands in a wrapper's words for a path of the server's own."""
 _ATTEMPTS: Final = 3
 """Replays of a trace whose client was late, before the setting counts as not measurable."""
+_OUTSIDE: Final = "a live evaluator replays within its session only"
 _SAY_EVERY_S: Final = 15
 _ACK_TIMEOUT_S: Final = 30.0
-_DRAIN_TIMEOUT_S: Final = 60.0
 _LOG_FLUSH_S: Final = 0.25
 """The engine's reporter writes the step log every 0.1 s."""
 _STEP_LOG_BYTES: Final = 2**33
 """Never rotated within a study: rows are read once, from where the last reading ended."""
-_WAITING_REQUESTS: Final = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})? ([0-9.e+]+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
     """How the server of a live study is started.
 
-    model: as for `vllm serve`. flags, environment: passed on as they are. wrapper: a command before the server's.
+    model: as for `vllm serve`. flags, environment: passed on as they are.
+    wrapper: a command before the server's; `{output}` in it becomes a path of that server's own, without a suffix.
     vocabulary_size: ids that prompts are drawn from. start_timeout_s, request_timeout_s: when to give up.
+    drain_timeout_s: how long a server may still have requests after a replay before it counts as hanging.
     max_send_lag_s: a replay counts only when the client's P99 lateness stays below this plus 1 % of mean latency.
-    url, settings_file: a server that somebody else started, and the file that it watches (PPAS_SETTINGS_FILE there);
-        both or neither. It is never started, restarted or ended, and its step log is not known.
+    url: a server that somebody else started with P-PAS; it is never started, restarted or ended. Its settings are
+        changed through settings_file, the file that it watches, or else through its route, with the token in token_file
+        or in PPAS_HTTP_TOKEN. Its step log is not known, its steps by branch are.
+    restart_per_trial: a server started with each setting's export, instead of switching.
     """
 
     model: str
@@ -62,13 +70,16 @@ class ServerOptions:
     vocabulary_size: int = 32_000
     start_timeout_s: float = 900.0
     request_timeout_s: float = 600.0
+    drain_timeout_s: float = 60.0
     max_send_lag_s: float = 0.005
     url: str | None = None
     settings_file: Path | None = None
+    token_file: Path | None = None
+    restart_per_trial: bool = False
 
 
 class LiveEvaluator:
-    """Replays on a vLLM server of our own; to be used within its `session`.
+    """Replays on a vLLM server of our own, or one that was joined; to be used within its `session`.
 
     budget: the largest b_max that will be asked for; the server starts with it. max_num_seqs: of every setting.
     say: told what is going on, a short line each, such as that the server starts.
@@ -88,22 +99,31 @@ class LiveEvaluator:
         self.starts = 0
         self.switch_s: list[float] = []
         self._vocabulary = Vocabulary(options.vocabulary_size)
-        self._deadly: dict[PolicyParams, str] = {}
         self._folder: Path | None = None
+        self._deaths: Deaths | None = None
         self._server: Server | None = None
+        self._joined: JoinedServer | None = None
         self._in_force: PolicyParams | None = None
-        self._steps = _StepTail(Path())
+        self._ack: dict[str, Any] | None = None
+        self._steps = StepTail(Path())
 
     @contextlib.contextmanager
     def session(self, folder: Path) -> Iterator[None]:
-        """Lets replays start servers, with their logs in `folder`; ends the server at the end, however that comes."""
+        """Lets replays start servers, with their logs in `folder`; ends the server at the end, however that comes.
+
+        A server that was joined gets the settings back that it had.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
+        self._deaths = Deaths(folder / "deadly.json")
         try:
             yield
         finally:
-            self._stop()
-            self._folder = None
+            try:
+                self._give_back()
+            finally:
+                self._stop()
+                self._folder = None
 
     def check(self, trace: Trace) -> None:
         """Nothing to refuse before the server told its limits; a request beyond them fails its replay."""
@@ -121,6 +141,7 @@ class LiveEvaluator:
             "environment": sorted(self.options.environment),
             "wrapper": list(self.options.wrapper),
             "url": self.options.url,
+            "restart_per_trial": self.options.restart_per_trial,
             "max_num_batched_tokens": self.budget,
             "max_num_seqs": self.max_num_seqs,
         }
@@ -133,19 +154,29 @@ class LiveEvaluator:
     def replay(self, params: PolicyParams, trace: Trace, repeat: int = 0) -> Replay:
         """One replay of `trace` under `params`; `repeat` changes nothing here, reality brings its own noise.
 
-        Raises NoResult, with the reason, when the server died, refused the settings, or the client was late each time.
+        Raises NoResult, with the reason, when the server died, hung or refused the settings, when somebody else changed
+        them, or the client was late each time.
         """
-        if params in self._deadly:
-            raise NoResult(f"this setting ended the server before, so it is not tried again: {self._deadly[params]}")
-        server = self._running(trace)
-        self._drain(server)
+        self._known_deaths.check(params)
+        server = self._ready(params, trace)
         if params != self._in_force:
             self._switch(server, params)
-        outcome = self._valid_outcome(server, params, trace)
-        if self.options.url is not None:
-            return live_replay(params, trace, outcome, None)
+        outcome, attempts = self._valid_outcome(server, params, trace)
+        if self._joined is not None:
+            try:
+                branches = self._joined.branches_since()
+            except NoResult:
+                self._in_force = None
+                raise
+            return _record(params, trace, outcome, attempts, branch_steps=branches, ack=self._ack)
         time.sleep(_LOG_FLUSH_S)
-        return live_replay(params, trace, outcome, self._steps.read_new())
+        steps = self._steps.read_new()
+        if not steps.empty and self._ack is not None and {self._ack["version"]} != set(steps["settings_version"]):
+            self._in_force = None
+            raise NoResult("the settings changed in the middle of the replay; nothing else may write the settings file")
+        counts = {} if steps.empty else steps["branch"].value_counts().to_dict()
+        branches = {str(branch): int(count) for branch, count in counts.items()}
+        return _record(params, trace, outcome, attempts, branch_steps=branches, steps=steps, ack=self._ack)
 
     @contextlib.contextmanager
     def cold(self, config: Path) -> Iterator[Callable[[PolicyParams, Trace], Replay]]:
@@ -154,88 +185,116 @@ class LiveEvaluator:
         Yields a function that replays a trace there; the settings given to it are the label of the record.
         """
         self._stop()
-        log = self._new_log("cold")
         self.say("starting a server with the exported file, to compare hot with cold")
-        with start_server(
-            self.options.model,
-            log=log,
-            config=config,
-            flags=self.options.flags,
-            environment=self.options.environment,
-            wrapper=self.options.wrapper,
-            timeout_s=self.options.start_timeout_s,
-        ) as server:
+        with self._start_with(config, self._new_log("cold")) as server:
             warm = [False]
 
             def replay_cold(params: PolicyParams, trace: Trace) -> Replay:
                 if not warm[0]:
                     self._warm_up(server, trace)
                     warm[0] = True
-                self._drain(server)
-                return live_replay(params, trace, self._valid_outcome(server, params, trace), None)
+                self._require_idle(server)
+                return _record(params, trace, *self._valid_outcome(server, params, trace))
 
             yield replay_cold
 
     # --- the server ---
 
-    def _running(self, trace: Trace) -> Server:
-        if self._server is not None and (died := self._server.ended()) is not None:
-            self.say(f"the server ended between trials ({died.splitlines()[0]}); starting another")
+    def _ready(self, params: PolicyParams, trace: Trace) -> Server:
+        """A server that runs, is warm and has nothing to do. One of our own that is not is replaced."""
+        if self._server is not None and (problem := self._server.ended() or self._busy(self._server)) is not None:
+            self._stop()
+            if self.options.url is not None:
+                raise _stops_study(NoResult(f"the joined server cannot be measured: {problem}; see to it, then resume"))
+            self.say(f"replacing the server between trials: {problem.splitlines()[0]}")
+        if self.options.restart_per_trial and params != self._in_force:
             self._stop()
         if self._server is None:
-            try:
-                self._server = self._start() if self.options.url is None else self._join(self.options.url)
-            except PpasError as error:
-                error.stops_study = True  # it would not start for the next setting either
-                raise
+            self._server = self._new_server(params)
             self._warm_up(self._server, trace)
+            self._require_idle(self._server)
+            if self.options.restart_per_trial:
+                self._mark()  # else the switch does that
         return self._server
 
+    def _new_server(self, params: PolicyParams) -> Server:
+        if self.options.restart_per_trial:
+            log = self._new_log("server")
+            self.say(f"starting vLLM with {params.label()} (log: {log})")
+            server = self._start_with(write_vllm_config(params, log.with_suffix(".yaml")), log)
+            self._remember_facts(server)
+            self._in_force = params
+            return server
+        try:
+            return self._start() if self.options.url is None else self._join(self.options.url)
+        except PpasError as error:
+            raise _stops_study(error) from None  # it would not start for the next setting either
+
     def _join(self, url: str) -> Server:
-        self.say(f"joining the server at {url}; its settings are changed through {self._settings_file}")
-        server = existing_server(url)
-        self._remember_facts(server)
+        server = existing_server(url, api_key=self._api_key)
+        if (problem := self._busy(server)) is not None:
+            raise NoResult(f"the server at {url} cannot be measured: {problem}; it must serve nobody else")
+        options = self.options
+        joined = JoinedServer.at(server.url, options.settings_file, options.token_file, self._in_folder("joined.json"))
+        self.say(f"joining the server at {url}; its settings are changed through {joined.channel.name}")
+        joined.require(self.budget, self.max_num_seqs, wake=lambda: self._probe(server))
+        self._remember_facts(server, engine=joined.engine)
+        self._joined = joined
         return server
 
     def _start(self) -> Server:
-        self.starts += 1
         log = self._new_log("server")
         self.say(f"starting vLLM with {self.options.model} (log: {log})")
-        self._steps = _StepTail(log.with_suffix(".steps.csv"))
         budget, max_num_seqs = str(self.budget), str(self.max_num_seqs)
-        server = start_server(
-            self.options.model,
-            log=log,
+        server = self._start_server(
+            log,
             flags=(
                 *self.options.flags,
                 *("--max-num-batched-tokens", budget, "--max-num-seqs", max_num_seqs),
                 *("--scheduler-cls", SCHEDULER_CLASS),
             ),
             environment={
-                **self.options.environment,
                 # A static budget to begin with; every trial brings its own settings through the file.
                 "PPAS_ENABLED": "1",
                 "PPAS_B_CAP": budget,
                 "PPAS_SCOPE": "global",
                 "PPAS_SETTINGS_FILE": str(self._settings_file.resolve()),
-                "PPAS_STEP_LOG": str(self._steps.path.resolve()),
-                "PPAS_STEP_LOG_MAX_BYTES": str(_STEP_LOG_BYTES),
             },
-            wrapper=self.options.wrapper,
             needs_ppas=True,
-            timeout_s=self.options.start_timeout_s,
-            waiting=self._say_waiting,
         )
         self._remember_facts(server)
         return server
+
+    def _start_with(self, config: Path, log: Path) -> Server:
+        """A server as its users start it with the export `config`."""
+        return self._start_server(log, flags=self.options.flags, environment={}, config=config)
+
+    def _start_server(self, log: Path, *, environment: Mapping[str, str], **options: Any) -> Server:
+        self.starts += 1
+        self._steps = StepTail(log.with_suffix(".steps.csv"))
+        output = str(log.with_suffix("").resolve())
+        return start_server(
+            self.options.model,
+            log=log,
+            environment={
+                **self.options.environment,
+                **environment,
+                "PPAS_STEP_LOG": str(self._steps.path.resolve()),
+                "PPAS_STEP_LOG_MAX_BYTES": str(_STEP_LOG_BYTES),
+            },
+            wrapper=[word.replace(WRAPPER_OUTPUT, output) for word in self.options.wrapper],
+            timeout_s=self.options.start_timeout_s,
+            waiting=self._say_waiting,
+            **options,
+        )
 
     def _say_waiting(self, waited_s: float, line: str) -> None:
         if int(waited_s) % _SAY_EVERY_S == 0:
             self.say(f"waiting for vLLM, {waited_s:.0f} s: {line[-100:]}")
 
-    def _remember_facts(self, server: Server) -> None:
+    def _remember_facts(self, server: Server, **further: Any) -> None:
         """Keeps what the first server said, and refuses to go on with another version or model than that."""
-        facts = {**server.facts.to_dict(), "start_s": server.start_s}
+        facts = {**server.facts.to_dict(), "start_s": server.start_s, **further}
         before = _read_json(self._facts_file)
         if before is None:
             write_atomically(self._facts_file, dump_json(facts, indent=1).encode())
@@ -248,8 +307,18 @@ class LiveEvaluator:
                     "start a new study, or restore the former one"
                 )
 
+    def _give_back(self) -> None:
+        """Puts the settings back that a joined server had."""
+        server, joined = self._server, self._joined
+        if server is None or joined is None or server.ended() is not None:
+            return
+        try:
+            joined.give_back(wake=lambda: self._probe(server))
+        except (PpasError, OSError, ValueError, KeyError) as error:
+            self.say(f"the settings that the server had before could not be put back: {error}")
+
     def _stop(self) -> None:
-        server, self._server, self._in_force = self._server, None, None
+        server, self._server, self._joined, self._in_force, self._ack = self._server, None, None, None, None
         if server is not None:
             server.stop()
 
@@ -259,30 +328,52 @@ class LiveEvaluator:
         last = TraceRequest(0.0, trace.requests[-1].prompt_tokens, 2)
         self._replay_once(server, Trace(name="warm-up", requests=(first, last)), purpose=WARM_UP)
 
-    def _drain(self, server: Server) -> None:
-        """Waits until no request is running or waiting; a server that does not drain is replaced."""
-        deadline = time.monotonic() + _DRAIN_TIMEOUT_S
-        while True:
-            left = _requests_left(server.url)
-            if left == 0:
-                return
-            if left is None or time.monotonic() > deadline:
-                state = "does not answer" if left is None else f"still has {left} requests"
-                self._stop()
-                raise NoResult(f"the server {state} after {_DRAIN_TIMEOUT_S:g} s between replays; it was ended")
+    def _busy(self, server: Server) -> str | None:
+        """None once no request is running or waiting; in words what is left when that takes too long."""
+        deadline = time.monotonic() + self.options.drain_timeout_s
+        while (left := open_requests(server.url)) != 0:
+            if left is None:
+                return "it does not answer"
+            if time.monotonic() > deadline:
+                return f"it still has {left} requests {self.options.drain_timeout_s:g} s after the last replay"
             time.sleep(0.02)
+        return None
+
+    def _require_idle(self, server: Server) -> None:
+        if (problem := self._busy(server)) is not None:
+            self._stop()
+            raise NoResult(f"the server cannot be measured: {problem}")
+
+    def _mark(self) -> None:
+        """What the engine does from now on belongs to the next replay."""
+        if self._joined is not None:
+            self._joined.mark()
+        else:
+            time.sleep(_LOG_FLUSH_S)
+            self._steps.read_new()
+
+    # --- a trial ---
 
     def _switch(self, server: Server, params: PolicyParams) -> None:
         started = time.perf_counter()
-        version = write_settings(self._settings_file, params)
-        self._probe(server)
-        ack = wait_for_ack(self._settings_file, version, timeout_s=_ACK_TIMEOUT_S)
-        if ack["status"] != "applied":
-            raise NoResult(f"the engine refused the settings: {ack['reason']}")
-        self._in_force = params
-        self._drain(server)
-        time.sleep(_LOG_FLUSH_S)
-        self._steps.read_new()  # the probe's steps are nobody's
+        channel: Channel = FileChannel(self._settings_file) if self._joined is None else self._joined.channel
+        self._in_force = None
+        if self._joined is not None:
+            self._joined.remember_before()
+        version = channel.ask(params)
+        try:
+            self._probe(server)
+            ack = wait_for_ack(channel, version, timeout_s=_ACK_TIMEOUT_S)
+        except NoResult:
+            if (died := server.ended()) is not None:
+                self._known_deaths.add(params, died.splitlines()[0])
+            self._stop()
+            raise
+        if ack["status"] != "applied" or ack["ppas"] != params.to_dict():
+            raise NoResult(f"the engine refused the settings: {ack['reason'] or 'others are in force'}")
+        self._in_force, self._ack = params, ack
+        self._require_idle(server)
+        self._mark()  # the probe's steps are nobody's
         self.switch_s.append(time.perf_counter() - started)
 
     def _probe(self, server: Server) -> None:
@@ -291,21 +382,27 @@ class LiveEvaluator:
         if outcome.records.failures():
             raise NoResult(f"the server did not answer a request of 4 tokens: {outcome.first_failure()}")
 
-    def _valid_outcome(self, server: Server, params: PolicyParams, trace: Trace) -> ReplayOutcome:
-        """A replay whose client was on time. Records the setting as deadly when the server dies under it."""
+    def _valid_outcome(self, server: Server, params: PolicyParams, trace: Trace) -> tuple[ReplayOutcome, int]:
+        """A replay whose client was on time, and how many it took. Settings under which the server died are remembered."""
         reason = ""
         for attempt in range(1, _ATTEMPTS + 1):
             outcome = self._replay_once(server, trace)
             if (died := server.ended()) is not None:
-                self._deadly[params] = died.splitlines()[0]
-                self._stop()
-                raise NoResult(f"the server died: {died}")
+                self._lose_server(params, f"the server died: {died}")
+            if TIMEOUT in outcome.records.status and (problem := self._busy(server)) is not None:
+                self._lose_server(params, f"the server hangs: {problem}")
             if outcome.valid:
-                return outcome
+                return outcome, attempt
             reason = outcome.reason or "no reason was given"
             self.say(f"replay of {trace.name} is invalid ({reason}); attempt {attempt} of {_ATTEMPTS}")
-            self._drain(server)
+            self._require_idle(server)
+            self._mark()
         raise NoResult(f"trace {trace.name!r} could not be measured in {_ATTEMPTS} attempts: {reason}")
+
+    def _lose_server(self, params: PolicyParams, what: str) -> None:
+        self._known_deaths.add(params, what.splitlines()[0])
+        self._stop()
+        raise NoResult(what)
 
     def _replay_once(self, server: Server, trace: Trace, **options: Any) -> ReplayOutcome:
         return replay_trace(
@@ -316,13 +413,29 @@ class LiveEvaluator:
             timeout_s=self.options.request_timeout_s,
             vocabulary=self._vocabulary,
             max_lag_s=self.options.max_send_lag_s,
+            api_key=self._api_key,
             stop=server.ended,
             **options,
         )
 
+    # --- places ---
+
+    @property
+    def _api_key(self) -> str | None:
+        """Of a joined server from PPAS_API_KEY; one of our own may have been given its key by vLLM's variable."""
+        if self.options.url is not None:
+            return os.environ.get(API_KEY_VARIABLE) or None
+        return self.options.environment.get("VLLM_API_KEY") or os.environ.get("VLLM_API_KEY") or None
+
+    @property
+    def _known_deaths(self) -> Deaths:
+        if self._deaths is None:
+            raise AssertionError(_OUTSIDE)
+        return self._deaths
+
     @property
     def _settings_file(self) -> Path:
-        return self.options.settings_file or self._in_folder("settings.json")
+        return self._in_folder("settings.json")
 
     @property
     def _facts_file(self) -> Path:
@@ -337,13 +450,13 @@ class LiveEvaluator:
 
     def _in_folder(self, name: str) -> Path:
         if self._folder is None:
-            raise AssertionError("a live evaluator replays within its session only")
+            raise AssertionError(_OUTSIDE)
         return self._folder / name
 
 
-def live_replay(params: PolicyParams, trace: Trace, outcome: ReplayOutcome, steps: pd.DataFrame | None) -> Replay:
-    """The record of one replay; `steps` are the engine's steps during it, None where they are not known."""
-    branches = {} if steps is None or steps.empty else steps["branch"].value_counts().to_dict()
+def _record(params: PolicyParams, trace: Trace, outcome: ReplayOutcome, attempts: int, **known: Any) -> Replay:
+    """The record of one replay; `known` is what is known of the engine's part in it."""
+    lag = {name: value for name, value in asdict(outcome.lag).items() if name in ClientLag.__slots__}
     return Replay(
         params=params,
         trace_name=trace.name,
@@ -351,47 +464,14 @@ def live_replay(params: PolicyParams, trace: Trace, outcome: ReplayOutcome, step
         regime=trace.regime,
         origin=Origin.LIVE,
         requests=outcome.records,
-        branch_steps={str(branch): int(count) for branch, count in branches.items()},
-        steps=steps,
+        client=ClientLag(**lag, attempts=attempts),
+        **known,
     )
 
 
-class _StepTail:
-    """Reads a growing step log piece by piece: each row once."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offset = 0
-        self._columns: list[str] = []
-
-    def read_new(self) -> pd.DataFrame:
-        """Complete rows since the last call; empty where there is none."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return pd.DataFrame()
-        complete = data[: data.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        lines = complete.decode("ascii").splitlines()
-        if lines and not self._columns:
-            self._columns = lines.pop(0).split(",")
-        frame = pd.DataFrame([line.split(",") for line in lines], columns=self._columns or None)
-        for column in frame.columns:
-            if column not in ("scope", "branch"):
-                frame[column] = pd.to_numeric(frame[column])
-        return frame
-
-
-def _requests_left(url: str) -> int | None:
-    """Requests that run or wait; None where the server does not answer."""
-    try:
-        with urllib.request.urlopen(f"{url}/metrics", timeout=10) as reply:  # noqa: S310 - our own server's address
-            text = reply.read().decode(errors="replace")
-    except (OSError, ValueError):
-        return None
-    return int(sum(float(count) for count in _WAITING_REQUESTS.findall(text)))
+def _stops_study(error: PpasError) -> PpasError:
+    error.stops_study = True
+    return error
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

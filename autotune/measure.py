@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from autotune import aggregate, choose
@@ -87,6 +87,7 @@ class Measurement:
             if error.stops_study:
                 raise
             outcome = Outcome({}, {}, {}, time.perf_counter() - started, reason=str(error))
+        outcome = replace(outcome, client=aggregate.client_lag(replays))
         self.run.save_trial(folder, params, outcome, replays)
         return outcome
 

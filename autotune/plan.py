@@ -176,6 +176,8 @@ def _live_evaluator(spec: StudySpec, space: Space, known: Sequence[PolicyParams]
             max_send_lag_s=server.max_send_lag_ms / 1000,
             url=server.url,
             settings_file=folder / server.settings_file if server.settings_file else None,
+            token_file=folder / server.token_file if server.token_file else None,
+            restart_per_trial=server.restart_per_trial,
         ),
         budget=max(space.max_b_max, *(params.b_max for params in known)),
         max_num_seqs=reference.max_num_seqs,

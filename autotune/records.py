@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -70,6 +70,20 @@ class RequestRecords:
         return counts
 
 
+@dataclass(frozen=True, slots=True)
+class ClientLag:
+    """How late the client of a live replay sent, in seconds, and what was allowed at P99.
+
+    attempts: replays that were made until the client was on time; only the last one is kept.
+    """
+
+    p50_s: float
+    p99_s: float
+    max_s: float
+    bound_s: float
+    attempts: int = 1
+
+
 @dataclass(frozen=True, eq=False)
 class Replay:
     """One trace served under one setting.
@@ -77,6 +91,9 @@ class Replay:
     trace_name, trace_digest, regime: the trace that was replayed.
     branch_steps: scheduler steps by the branch that set their budget.
     steps: live only, the engine's step log of this replay (columns of `ppas_core.vllm.steplog.StepRow`).
+    client: live only, how late the client was.
+    ack: live only, the engine's acknowledgement of the settings (`ppas_core.vllm.control.Ack`); None where a server was
+        started with them.
     """
 
     params: PolicyParams
@@ -87,6 +104,8 @@ class Replay:
     requests: RequestRecords
     branch_steps: Mapping[str, int] = field(default_factory=dict)
     steps: pd.DataFrame | None = None
+    client: ClientLag | None = None
+    ack: Mapping[str, Any] | None = None
 
 
 def request_table(replays: Sequence[Replay]) -> pd.DataFrame:

@@ -63,6 +63,18 @@ class Objective(_Model):
     better: Literal["lower", "higher"]
 
 
+class ClientLateness(_Model):
+    """How late the client of a live trial sent, in seconds: the highest of its replays.
+
+    repeated: replays that were made again since the client was too late.
+    """
+
+    p50_s: Number
+    p99_s: Number
+    max_s: Number
+    repeated: int
+
+
 class Trial(_Model):
     """One setting on all tuning traces.
 
@@ -73,6 +85,7 @@ class Trial(_Model):
         without this trial's measurement; empty where nothing was predicted.
     regimes: regime to metric name to mean over its traces, in seconds.
     dimensions: the search space's own coordinates of this setting; empty when it lies outside the space.
+    client: live only, how late the client was.
     """
 
     number: int
@@ -88,6 +101,7 @@ class Trial(_Model):
     dimensions: dict[str, float | None]
     on_front: bool
     duration_s: Number
+    client: ClientLateness | None = None
 
 
 class HeldOutRequests(_Model):

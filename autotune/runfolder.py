@@ -21,13 +21,14 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
 
 from autotune.plan import Plan
-from autotune.records import Replay, request_table
+from autotune.records import Origin, Replay, request_table
 from autotune.spec import StudySpec, load_spec
 from autotune.study import Outcome
 from ppas_core.errors import InvalidInput
@@ -74,10 +75,14 @@ class RunFolder:
         _write_json(target / "metrics.json", outcome.to_dict())
 
     def save_requests(self, folder: str, replays: Sequence[Replay]) -> None:
-        """Keeps every request of `replays`, and the engine's steps where they are known, as Parquet under `folder`."""
+        """Keeps every request of `replays` as Parquet under `folder`; of live ones also the engine's steps, where they are
+        known, and `replays.json`: how late the client was, and the engine's acknowledgement of the settings.
+        """
         target = self.path / folder
         target.mkdir(parents=True, exist_ok=True)
         _write_parquet(request_table(replays), target / "requests.parquet")
+        if entries := [_about(replay) for replay in replays if replay.origin is Origin.LIVE]:
+            _write_json(target / "replays.json", entries)
         steps = [replay.steps.assign(trace=replay.trace_name) for replay in replays if replay.steps is not None]
         if steps:
             _write_parquet(pd.concat(steps, ignore_index=True), target / "steps.parquet")
@@ -240,6 +245,15 @@ def _difference(part: str, found: object, wanted: object) -> str:
             if found.get(key) != wanted[key]:
                 return f"{key} is {found.get(key)!r} there, {wanted[key]!r} here"
     return f"its {part} differ"
+
+
+def _about(replay: Replay) -> dict[str, Any]:
+    return {
+        "trace": replay.trace_name,
+        "client": None if replay.client is None else asdict(replay.client),
+        "ack": replay.ack,
+        "branch_steps": dict(replay.branch_steps),
+    }
 
 
 def _write_json(path: Path, data: Any) -> None:

@@ -131,12 +131,25 @@ class ServerSpec(_Model):
     )
     url: str | None = Field(
         default=None,
-        description="A running server instead, as http://127.0.0.1:8000, started with P-PAS and settings_file; not ended.",
+        description="A running server instead, as http://127.0.0.1:8000, started with P-PAS and PPAS_SETTINGS_FILE; its "
+        "settings are changed through its route /ppas/settings, or settings_file, and put back; it is never ended.",
     )
     settings_file: str | None = Field(
-        default=None, description="With url: the file that this server watches, its PPAS_SETTINGS_FILE."
+        default=None, description="With url: change settings through the file that this server watches, not the route."
     )
-    wrapper: tuple[str, ...] = Field(default=(), description="A command before the server's, such as a profiler.")
+    token_file: str | None = Field(
+        default=None,
+        description="With url: a file with the route's token; default: the variable PPAS_HTTP_TOKEN, where it is set.",
+    )
+    wrapper: tuple[str, ...] = Field(
+        default=(),
+        description="A command before the server's, such as a profiler; {output} becomes a path of this server's own in "
+        "the run folder, as in [nsys, profile, -o, '{output}'].",
+    )
+    restart_per_trial: bool = Field(
+        default=False,
+        description="Start the server anew for each setting, with its export, instead of switching; for comparison.",
+    )
     vocabulary_size: Annotated[int, Field(ge=32, le=10_000_000)] = Field(
         default=32_000, description="Prompts are drawn from token ids below this; not above the model's own."
     )
@@ -168,13 +181,14 @@ class ServerSpec(_Model):
 
     @model_validator(mode="after")
     def _one_kind_of_server(self) -> ServerSpec:
-        if (self.url is None) != (self.settings_file is None):
+        if self.url is None and (self.settings_file is not None or self.token_file is not None):
+            raise ValueError("settings_file and token_file belong to a server that runs already; give its url, too")
+        if self.settings_file is not None and self.token_file is not None:
+            raise ValueError("settings_file and token_file are two ways to change settings; give one of them")
+        if self.url is not None and (self.flags or self.environment or self.wrapper or self.restart_per_trial):
             raise ValueError(
-                "url and settings_file go together: the server must watch the file that changes its settings"
-            )
-        if self.url is not None and (self.flags or self.environment or self.wrapper):
-            raise ValueError(
-                "flags, environment and wrapper belong to a server that the tuner starts; leave out url, or them"
+                "flags, environment, wrapper and restart_per_trial belong to a server that the tuner starts; leave out "
+                "url, or them"
             )
         return self
 

@@ -41,13 +41,17 @@ _NO_MEASUREMENT_YET: Final = 10.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What trying one setting gave: ratios to the reference by objective, or the reason of the failure."""
+    """What trying one setting gave: ratios to the reference by objective, or the reason of the failure.
+
+    client: how late the client of live replays was; see `autotune.aggregate.client_lag`.
+    """
 
     objectives: dict[str, float]
     regimes: RegimeMeans
     branch_steps: dict[str, int]
     duration_s: float
     reason: str | None = None
+    client: dict[str, float] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, null for a metric that is undefined (NaN); `from_dict` gives the outcome back."""
@@ -147,6 +151,11 @@ class Search:
         """The finished trials, in order."""
         with _stored(self._database):
             return [self._read(trial) for trial in self._study.get_trials(states=(TrialState.COMPLETE,))]
+
+    def propose(self, arm: Arm, params: PolicyParams) -> None:
+        """Makes `params`, which must lie in the space, the next trial."""
+        with _stored(self._database):
+            self._study.enqueue_trial(self._space.encode(params), user_attrs={"arm": arm})
 
     def step(self, evaluate: Evaluate) -> SearchTrial:
         """Runs one more trial: first the one that a killed process left unfinished, else the sampler's next."""

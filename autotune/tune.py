@@ -15,7 +15,18 @@ from autotune.measure import Measurement
 from autotune.plan import REFERENCE_EVERY, Plan
 from autotune.progress import Progress, Silent
 from autotune.records import Origin
-from autotune.results import Arm, ColdCheck, Comparison, DriftPoint, Objective, Setting, StudyResults, TraceInfo, Trial
+from autotune.results import (
+    Arm,
+    ClientLateness,
+    ColdCheck,
+    Comparison,
+    DriftPoint,
+    Objective,
+    Setting,
+    StudyResults,
+    TraceInfo,
+    Trial,
+)
 from autotune.runfolder import RunFolder, folder_name, open_run
 from autotune.study import Search, SearchTrial
 from autotune.timeline import make_timeline
@@ -199,6 +210,7 @@ class _Tuner:
                 dimensions=self.plan.space.coordinates(params) if self.plan.space.contains(params) else {},
                 on_front=number in front,
                 duration_s=outcome.duration_s,
+                client=None if outcome.client is None else ClientLateness.model_validate(outcome.client),
             )
             for number, (arm, params, outcome) in enumerate(entries)
         ]

@@ -24,12 +24,11 @@ STUDY: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("server", "word"),
     [
-        ({"model": "m", "url": "http://127.0.0.1:9"}, "url and settings_file go together"),
-        ({"model": "m", "settings_file": "s.json"}, "url and settings_file go together"),
-        (
-            {"model": "m", "url": "http://x", "settings_file": "s", "flags": ["--dtype", "auto"]},
-            "leave out url, or them",
-        ),
+        ({"model": "m", "settings_file": "s.json"}, "belong to a server that runs already"),
+        ({"model": "m", "token_file": "token"}, "belong to a server that runs already"),
+        ({"model": "m", "url": "http://x", "settings_file": "s", "token_file": "t"}, "give one of them"),
+        ({"model": "m", "url": "http://x", "flags": ["--dtype", "auto"]}, "leave out url, or them"),
+        ({"model": "m", "url": "http://x", "restart_per_trial": True}, "leave out url, or them"),
         ({"model": "m", "flags": ["--port=1"]}, "is set by the tuner"),
         ({"model": "m", "start_timeout": "soon"}, "'soon'"),
         ({}, "key 'server.model' is missing"),
