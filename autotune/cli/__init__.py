@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli import evaluate, replay, serving, settings, study, trace, trace_import
+from autotune.cli import evaluate, replay, serving, settings, status, study, trace, trace_import, trace_record
 from ppas_core import __version__
 
 app = typer.Typer(
@@ -36,9 +36,11 @@ def _options(
 
 
 study.add_to(app)
+status.add_to(app)
 settings.add_to(app)
 evaluate.add_to(app)
 replay.add_to(app)
 serving.add_to(app)
 trace_import.add_to(trace.app)
+trace_record.add_to(trace.app)
 app.add_typer(trace.app, name="trace")

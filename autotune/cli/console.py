@@ -11,12 +11,13 @@ from typing import Any, Final, ParamSpec, TypeVar
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
 from rich.table import Table
 from rich.text import Text
 
 from autotune import interrupt, streams
+from autotune.progress import Pace
 from autotune.results import Effect
 from ppas_core.errors import InvalidInput, PpasError
 from ppas_core.plain_json import dump_json
@@ -146,8 +147,25 @@ def short(label: str) -> str:
     return label.replace("end-to-end ", "")
 
 
+def duration(seconds: float | None) -> str:
+    """A time span for people, such as `12 s`, `3 min 20 s` or `1 h 05 min`; a dash where it is not known."""
+    if seconds is None:
+        return "–"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
+
+
 class Bar:
-    """A progress bar on stderr with what is done, what is left and a note; one line per stage without a terminal."""
+    """A progress bar on stderr with what is done, what is left and a note.
+
+    Without a terminal a line where a stage begins and ends, and one a minute in between.
+    """
+
+    _EVERY_S: Final = 60.0
 
     def __init__(self) -> None:
         self._live = err.is_terminal
@@ -156,8 +174,7 @@ class Bar:
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
-            TextColumn("ETA"),
-            TimeRemainingColumn(),
+            TextColumn("ETA {task.fields[eta]}"),
             TextColumn("[dim]{task.fields[note]}"),
             console=err,
             transient=False,
@@ -165,15 +182,18 @@ class Bar:
         self._task: TaskID | None = None
         self._note = ""
         self._stage = ""
+        self._pace = Pace(0)
+        self._said_s = 0.0
 
     def begin(self, stage: str, total: int, done: int = 0) -> None:
         """Starts a line for `stage`; a stage without steps shows nothing."""
         self._stage, self._note, self._task = stage, "", None
+        self._pace, self._said_s = Pace(total, done), 0.0
         if total == 0:
             return
         if self._live:
             self._bar.start()
-            self._task = self._bar.add_task(stage, total=total, completed=done, note="")
+            self._task = self._bar.add_task(stage, total=total, completed=done, note="", eta="–")
         else:
             already = f" ({done} done before)" if done else ""
             err.print(escape(f"{stage}: {total} steps{already} …"))
@@ -181,8 +201,14 @@ class Bar:
     def advance(self, note: str = "") -> None:
         """One step further."""
         self._note = note or self._note
+        self._pace.step()
         if self._task is not None:
-            self._bar.update(self._task, advance=1, note=escape(self._note))
+            self._bar.update(self._task, advance=1, note=escape(self._note), eta=duration(self._pace.eta_s))
+        elif not self._live and self._pace.elapsed_s - self._said_s >= self._EVERY_S:
+            self._said_s = self._pace.elapsed_s
+            left = f"about {duration(self._pace.eta_s)} left"
+            told = f"{self._pace.done} of {self._pace.total}, {left}{f', {self._note}' if self._note else ''}"
+            err.print(escape(f"{self._stage}: {told}"))
 
     def end(self) -> None:
         """Ends the line."""

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from autotune import aggregate, choose
 from autotune.export import write_export
+from autotune.heartbeat import Heartbeat
 from autotune.live import LiveEvaluator
 from autotune.plan import Plan, make_plan
-from autotune.progress import Progress
+from autotune.progress import Progress, Together
 from autotune.records import Origin
 from autotune.results import Setting, StudyResults
 from autotune.runfolder import RunFolder
@@ -31,15 +32,17 @@ def run_study(
         plan.evaluator.say = say
         for line in plan_lines(plan):
             say(line)
-    results = tune(plan, path, progress)
-    run = RunFolder(path)
-    progress.begin("Writing report and export", 2)
-    write_export(results, run.export, cost=_cost(plan, results.exported))
-    progress.advance()
-    write_report(results, run.report)
-    progress.advance()
-    progress.end()
-    run.write_manifest()
+    with Heartbeat(path, "tune") as heartbeat:
+        both = Together(progress, heartbeat)
+        results = tune(plan, path, both)
+        run = RunFolder(path)
+        both.begin("Writing report and export", 2)
+        write_export(results, run.export, cost=_cost(plan, results.exported))
+        both.advance()
+        write_report(results, run.report)
+        both.advance()
+        both.end()
+        run.write_manifest()
     return results
 
 

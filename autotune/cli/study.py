@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
 from autotune.cli import console
 from autotune.cli.settings import profile_option
-from autotune.progress import Progress, Silent
+from autotune.progress import Progress, Silent, Together
 from autotune.results import StudyResults
 from autotune.settings import parse_setting
 from autotune.spec import StudySpec, load_spec, parse_spec
 from ppas_core.errors import InvalidInput
+from ppas_core.naming import did_you_mean
 from ppas_core.policy import PolicyParams
+
+if TYPE_CHECKING:
+    from autotune.export.tables import Format
 
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/demo.", show_default=False)
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for pipes.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")]
 
 
 def add_to(app: typer.Typer) -> None:
@@ -100,13 +106,15 @@ def sweep(
     spec = load_spec(study)
     extra = [parse_setting(text) for text in setting or ()]
     from autotune import metrics
+    from autotune.heartbeat import Heartbeat
     from autotune.plan import make_plan
     from autotune.sweep import PAPER_METRICS
     from autotune.sweep import sweep as run_sweep
 
     plan = make_plan(spec, study.parent)
     path = run or Path("runs") / spec.name
-    swept = run_sweep(plan, path, extra, Silent() if quiet else console.Bar())
+    with Heartbeat(path, "sweep") as heartbeat:
+        swept = run_sweep(plan, path, extra, Together(Silent() if quiet else console.Bar(), heartbeat))
     if json_output:
         console.print_json({"origin": str(plan.evaluator.origin), "settings": [one.to_dict() for one in swept]})
         return
@@ -132,6 +140,8 @@ def _percent(value: float | None) -> str:
 def report(
     run: RunArgument,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to; default RUN/report.html.")] = None,
+    quiet: Quiet = False,
+    json_output: Json = False,
 ) -> None:
     """Write the HTML report of a finished study again, from its run folder alone."""
     from autotune.runfolder import existing_run
@@ -141,7 +151,7 @@ def report(
     target = output or folder.report
     write_report(StudyResults.load(folder.results), target)
     folder.write_manifest()
-    console.out.print(escape(str(target)))
+    _show_files([target], quiet=quiet, as_json=json_output)
 
 
 @console.reports_errors
@@ -153,21 +163,59 @@ def export(
     trial: Annotated[
         int | None, typer.Option(help="Export this trial's setting instead of the study's choice.", show_default=False)
     ] = None,
+    results_only: Annotated[
+        bool, typer.Option("--results", help="Write the study's results as tables instead; default RUN/tables.")
+    ] = False,
+    format_: Annotated[
+        str | None, typer.Option("--format", help="With --results: parquet, csv; default both.", show_default=False)
+    ] = None,
+    quiet: Quiet = False,
+    json_output: Json = False,
 ) -> None:
-    """Write the chosen setting for `vllm serve --config`, for the published patched servers, and as JSON."""
+    """Write the chosen setting for `vllm serve --config`, patched servers, Docker Compose, Kubernetes, Helm, and as JSON.
+
+    With --results: all trials, the finalists' requests and the comparisons, as Parquet and CSV.
+    """
     from autotune.cli import pipeline
+    from autotune.export.tables import write_tables
     from autotune.runfolder import existing_run
 
     folder = existing_run(run)
     results = StudyResults.load(folder.results)
+    if results_only:
+        if trial is not None:
+            raise InvalidInput("--results writes all trials; leave out --trial")
+        written = write_tables(results, output or run / "tables", _formats(format_))
+        folder.write_manifest()
+        _show_files(written, quiet=quiet, as_json=json_output)
+        return
+    if format_ is not None:
+        raise InvalidInput("--format belongs to --results; give both")
     setting, target = None, output or folder.export
     if trial is not None:
         if not 0 <= trial < len(results.trials):
             raise InvalidInput(f"trial is {trial}; this study has 0 to {len(results.trials) - 1}")
         setting, target = results.trials[trial].setting, output or run / f"export-trial-{trial}"
-    for file in pipeline.write_exports(results, folder, target, setting):
-        console.out.print(escape(str(file)))
+    files = pipeline.write_exports(results, folder, target, setting)
     folder.write_manifest()
+    _show_files(files, quiet=quiet, as_json=json_output)
+
+
+def _formats(text: str | None) -> tuple[Format, ...]:
+    from autotune.export.tables import FORMATS
+
+    chosen = tuple(kind for kind in FORMATS if text in (None, kind))
+    if not chosen:
+        raise InvalidInput(f"format is {text!r}{did_you_mean(str(text), FORMATS)}")
+    return chosen
+
+
+def _show_files(files: Sequence[Path], *, quiet: bool, as_json: bool) -> None:
+    if as_json:
+        console.print_json({"files": [str(file) for file in files]})
+    elif not quiet:
+        for file in files:
+            console.out.print(escape(str(file)))
 
 
 def _say(text: str) -> None:

@@ -1,12 +1,15 @@
-"""How one setting leaves the tuner: files for vLLM with our scheduler, for the published patched servers, and as JSON.
+"""How one setting leaves the tuner: files for vLLM with our scheduler, for patched servers, for containers, and as JSON.
 
     vllm.yaml            for `vllm serve --config`, with the scheduler class and the settings
     ppas.env             the same for our plugin, by environment alone
     vllm-0.22.1.env      for the published patch of that vLLM: the setting, or the nearest that it can express
     vllm-0.27.1.env      likewise
     settings.json        the settings with their provenance
+    compose.yaml, Dockerfile, kubernetes.yaml, helm-values.yaml      the same server in a container; see `deploy`
+    vllm-sweep.json, auto_tune.txt     the shapes of vLLM's own tuning tools; see `vllm_bench`
 
-Every file carries a digest of its settings; `load_export` gives them back and refuses what was changed by hand.
+Each of the first five carries a digest of its settings; `load_export` gives them back and refuses what was changed by
+hand. Results as tables are in `tables`.
 """
 
 from autotune.export.common import SCHEDULER_CLASS, settings_digest

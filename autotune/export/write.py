@@ -9,7 +9,9 @@ from typing import Any
 import yaml
 
 from autotune.export.common import KIND, SAFE_VALUE, SCHEDULER_CLASS, VERSION, header, one_line, settings_digest, sha256
+from autotune.export.deploy import Deployment, compose, dockerfile, helm_values, kubernetes
 from autotune.export.patches import GENERATIONS, Generation, environment, nearest_expressible, server_flags
+from autotune.export.vllm_bench import auto_tune_result, sweep_params
 from autotune.provenance import now
 from autotune.results import Setting, StudyResults
 from ppas_core import __version__
@@ -40,18 +42,28 @@ def write_export(
         generation: cost(near) if reasons and cost is not None else None
         for generation, (near, reasons) in nearest.items()
     }
+    deployment, vllm_yaml = Deployment.of(results), _vllm_yaml(params, origin)
     files = {
-        "vllm.yaml": _vllm_yaml(params, origin),
+        "vllm.yaml": vllm_yaml,
         "ppas.env": _own_env(params, origin, nearest),
         **{
             f"vllm-{generation}.env": _patch_env(params, generation, origin, near, reasons, costs[generation])
             for generation, (near, reasons) in nearest.items()
         },
         "settings.json": _settings_json(results, setting, params, nearest, costs),
+        "compose.yaml": compose(params, deployment, origin),
+        "Dockerfile": dockerfile(params, deployment, origin),
+        "kubernetes.yaml": kubernetes(params, deployment, origin, vllm_yaml),
+        "helm-values.yaml": helm_values(params, deployment, origin),
+        "vllm-sweep.json": sweep_params(results, Setting.of(params)),
+        "auto_tune.txt": auto_tune_result(results),
     }
-    for name, text in files.items():
-        write_atomically(directory / name, text.encode())
-    return tuple(directory / name for name in files)
+    written = {directory / name: text for name, text in files.items() if text is not None}
+    for path, text in written.items():
+        write_atomically(path, text.encode())
+    if files["Dockerfile"] is None:  # an earlier export of another setting may have left one, and it would mislead
+        (directory / "Dockerfile").unlink(missing_ok=True)
+    return tuple(written)
 
 
 def _origin_lines(results: StudyResults, setting: Setting, params: PolicyParams) -> list[str]:

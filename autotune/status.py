@@ -1,0 +1,299 @@
+"""Where a run stands, read from its folder alone: nothing is written there, and no lock is kept.
+
+Works on a running, stopped, killed or finished run, also while another process works in it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import fcntl
+import math
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from autotune import aggregate, choose
+from autotune.heartbeat import FILE, SEARCH_STAGE, process_start
+from autotune.results import StudyResults
+from autotune.runfolder import RunFolder, existing_run
+from autotune.spec import StudySpec, TraceFiles
+from ppas_core.errors import PpasError
+from ppas_core.plain_json import finite, load_json
+from ppas_core.policy import PolicyParams
+
+RunState = Literal["starting", "running", "interrupted", "failed", "killed", "stopped", "finished"]
+"""stopped: nobody works there, and nothing is known of how the last process ended."""
+
+_FINALISTS: Final = 3
+"""Settings that are replayed on the held-out traces, at least: pick, reference, best static budget."""
+_NO_RESULT_YET: Final = "nothing measured yet"
+
+
+@dataclass(frozen=True, slots=True)
+class TrialLine:
+    """One measured setting. gain_pct: over the reference on the preferred objectives, positive is better."""
+
+    folder: str
+    label: str
+    gain_pct: float | None
+    objectives_pct: dict[str, float]
+    duration_s: float | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunStatus:
+    """Where a run stands.
+
+    stage, stage_done, stage_total, note: what the process that works there last said; empty where none ever did.
+    trials_total: settings of the search, None where that is not known yet.
+    failures: reason to number of trials. eta_s: seconds to the end of the run, stage_eta_s: of the stage; from measured
+    durations, None before there are any. verdict: what can be said by now, in a sentence.
+    """
+
+    path: str
+    name: str
+    backend: str
+    state: RunState
+    message: str | None
+    stage: str
+    stage_done: int
+    stage_total: int
+    note: str
+    trials_done: int
+    trials_total: int | None
+    best: TrialLine | None
+    failures: dict[str, int]
+    stage_eta_s: float | None
+    eta_s: float | None
+    started_at: str | None
+    updated_s_ago: float | None
+    verdict: str
+    trials: list[TrialLine] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody works on the run any more."""
+        return self.state not in ("starting", "running")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        plain: dict[str, Any] = finite(asdict(self))
+        return plain
+
+
+class Watch:
+    """Reads one run folder again and again; a finished trial is read once.
+
+    Raises InvalidInput when `path` is no run folder.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.folder: RunFolder = existing_run(path)
+        self.spec: StudySpec = self.folder.spec()
+        self._preferred = choose.preferred_metrics(self.spec.prefer, self.spec.objectives)
+        self._lines: dict[str, TrialLine] = {}
+        self._results: tuple[int, StudyResults] | None = None
+
+    def status(self) -> RunStatus:
+        """Where the run stands now."""
+        beat = _read_beat(self.folder.path / FILE)
+        stages = _stages(beat)
+        state = self._state(beat)
+        current: dict[str, Any] = {"stage": "", "total": 0, "done": 0}
+        if stages and state != "starting":
+            current = stages[-1]
+        trials = self._measured("trials")
+        known = [line for line in self._measured("references") if _is_setting(line)]
+        best = min(
+            (line for line in [*trials, *known] if line.gain_pct is not None),
+            key=lambda line: -(line.gain_pct or 0.0),
+            default=None,
+        )
+        total = next((stage["total"] for stage in reversed(stages) if stage["stage"] == SEARCH_STAGE), None)
+        stage_eta_s = _number(beat.get("eta_s")) if state == "running" else None
+        return RunStatus(
+            path=str(self.folder.path),
+            name=self.spec.name,
+            backend=self.spec.backend,
+            state=state,
+            message=beat.get("message") if state in ("failed", "interrupted") else None,
+            stage=str(current["stage"]),
+            stage_done=int(current["done"]),
+            stage_total=int(current["total"]),
+            note=str(beat.get("note") or ""),
+            trials_done=len(trials),
+            trials_total=total,
+            best=best,
+            failures=dict(Counter(line.reason for line in trials if line.reason is not None).most_common()),
+            stage_eta_s=stage_eta_s,
+            eta_s=self._eta_s(str(current["stage"]), stage_eta_s, trials),
+            started_at=beat.get("started_at"),
+            updated_s_ago=_seconds_since(beat.get("updated_at")),
+            verdict=self._verdict(state, best),
+            trials=trials,
+        )
+
+    def _state(self, beat: Mapping[str, Any]) -> RunState:
+        said = beat.get("state")
+        alive = said == "running" and _is_alive(beat)
+        if alive:
+            return "running"
+        if _is_locked(self.folder.path / ".lock"):
+            # Somebody works there: one whom this machine's process table does not show, or one who has said nothing yet.
+            return "running" if said == "running" and process_start(int(beat["pid"])) is None else "starting"
+        if said == "running":
+            return "killed"
+        if said in ("interrupted", "failed"):
+            return "interrupted" if said == "interrupted" else "failed"
+        if self.folder.results.is_file():
+            return "finished"
+        return "finished" if said == "finished" and beat.get("command") == "sweep" else "stopped"
+
+    def _measured(self, kind: str) -> list[TrialLine]:
+        """The measured settings under `kind`, in the order of their numbers or names."""
+        try:
+            folders = [entry.name for entry in (self.folder.path / kind).iterdir()]
+        except OSError:
+            return []
+        ordered = sorted(folders, key=lambda name: (int(name) if name.isdigit() else math.inf, name))
+        lines = (self._line(f"{kind}/{name}") for name in ordered)
+        return [line for line in lines if line is not None]
+
+    def _line(self, folder: str) -> TrialLine | None:
+        if folder not in self._lines:
+            target = self.folder.path / folder
+            try:
+                measured = load_json((target / "metrics.json").read_bytes())
+                params = PolicyParams.from_dict(load_json((target / "settings.json").read_bytes()))
+                line = self._parsed(folder, params, measured)
+            except (OSError, ValueError, TypeError, KeyError, AttributeError, PpasError):
+                return None  # not written yet
+            self._lines[folder] = line
+        return self._lines[folder]
+
+    def _parsed(self, folder: str, params: PolicyParams, measured: Mapping[str, Any]) -> TrialLine:
+        ratios = {str(name): float(ratio) for name, ratio in measured["objectives"].items() if ratio is not None}
+        complete = measured.get("reason") is None and all(name in ratios for name in self._preferred)
+        return TrialLine(
+            folder=folder,
+            label=params.label(),
+            gain_pct=aggregate.improvement_pct(choose.score(ratios, self._preferred)) if complete else None,
+            objectives_pct={name: aggregate.improvement_pct(ratio) for name, ratio in ratios.items()},
+            duration_s=_number(measured.get("duration_s")),
+            reason=measured.get("reason"),
+        )
+
+    def _eta_s(self, stage: str, stage_eta_s: float | None, trials: list[TrialLine]) -> float | None:
+        """The stage's own, limited by the time budget, and after the search the finalists' replays at the trials' pace."""
+        if stage_eta_s is None or stage != SEARCH_STAGE:
+            return stage_eta_s
+        took = [line.duration_s for line in trials if line.duration_s is not None and line.reason is None]
+        if not took:
+            return stage_eta_s
+        budget_s = self.spec.time_budget_s()
+        if budget_s is not None:
+            stage_eta_s = min(stage_eta_s, max(0.0, budget_s - sum(took)))
+        random_s = stage_eta_s + sum(took) if self.spec.random_arm else 0.0
+        tuning, held_out = self._trace_counts()
+        return stage_eta_s + random_s + sum(took) / len(took) / tuning * held_out * _FINALISTS
+
+    def _trace_counts(self) -> tuple[int, int]:
+        """Tuning and held-out traces; the run folder has a file for each."""
+        spec = self.spec
+        if isinstance(spec.workload, TraceFiles):
+            return len(spec.workload.tuning), len(spec.workload.held_out)
+        files = max(1, len(list((self.folder.path / "traces").glob("*.jsonl"))))
+        tuning = files * len(spec.tuning_seeds) // (len(spec.tuning_seeds) + len(spec.held_out_seeds))
+        return max(1, tuning), max(1, files - tuning)
+
+    def _verdict(self, state: RunState, best: TrialLine | None) -> str:
+        if state == "finished" and (results := self._finished()) is not None:
+            return results.comparisons[0].sentence
+        if best is None or best.gain_pct is None:
+            return _NO_RESULT_YET
+        bound, what = self.spec.min_gain_pct, "min_gain_pct"
+        if (visible := self._visible_pct()) is not None and visible > bound:
+            bound, what = visible, "what the noise lets one see"
+        if best.gain_pct >= bound:
+            found = f"ahead of the reference by {best.gain_pct:.1f} % so far, above {what} ({bound:.1f} %)"
+        else:
+            found = (
+                f"nothing ahead of the reference by {what} ({bound:.1f} %) so far: the best is {best.gain_pct:+.1f} %"
+            )
+        return f"{found}; on tuning traces, held-out traces decide"
+
+    def _visible_pct(self) -> float | None:
+        try:
+            entries = load_json((self.folder.path / "references" / "noise.json").read_bytes())
+            return max(float(entry["visible_pct"]) for entry in entries)
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+
+    def _finished(self) -> StudyResults | None:
+        """The results, read again only when their file changed; None where there are none that can be read."""
+        try:
+            changed = self.folder.results.stat().st_mtime_ns
+            if self._results is None or self._results[0] != changed:
+                self._results = (changed, StudyResults.load(self.folder.results))
+        except (OSError, PpasError):
+            return None
+        return self._results[1] if self._results[1].comparisons else None
+
+
+def _is_setting(line: TrialLine) -> bool:
+    """Whether a reference folder holds a setting of its own, not the reference measured once more."""
+    return not line.folder.startswith("references/again-")
+
+
+def _read_beat(file: Path) -> dict[str, Any]:
+    try:
+        data = load_json(file.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _stages(beat: Mapping[str, Any]) -> list[dict[str, Any]]:
+    stages = beat.get("stages")
+    if not isinstance(stages, list):
+        return []
+    return [stage for stage in stages if isinstance(stage, dict) and {"stage", "total", "done"} <= stage.keys()]
+
+
+def _is_alive(beat: Mapping[str, Any]) -> bool:
+    """Whether the process that wrote `beat` still runs, as far as this machine's process table shows."""
+    pid, start = beat.get("pid"), beat.get("process_start")
+    if not isinstance(pid, int) or start is None:
+        return False
+    return process_start(pid) == str(start)
+
+
+def _is_locked(file: Path) -> bool:
+    """Whether a process works in the run folder. A shared lock is asked for and given back at once."""
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _seconds_since(time: object) -> float | None:
+    try:
+        then = datetime.datetime.fromisoformat(str(time))
+        return max(0.0, (datetime.datetime.now(datetime.UTC) - then).total_seconds())
+    except (ValueError, TypeError):
+        return None
