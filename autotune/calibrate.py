@@ -1,24 +1,32 @@
-"""A profile of a server from its own step logs: replays in, step cost, front-end delay and what they can tell out."""
+"""A profile of a server from its own step logs: measure it, or take replays; step cost, delay and their doubts come out."""
 
 from __future__ import annotations
 
 import hashlib
 import platform
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
-from autotune import metrics, provenance
+from autotune import interrupt, metrics, provenance
+from autotune.calibration_replays import DEFAULT_TARGET_S, Aim, Pace, check_seconds, check_trace
+from autotune.calibration_replays import plan as replays_of
+from autotune.device import device_name
+from autotune.evaluate import Evaluator, SimulatedEvaluator
+from autotune.progress import Progress, Silent
 from autotune.records import FloatArray, Replay
 from ppas_core import __version__
-from ppas_core.errors import InvalidInput
+from ppas_core.errors import InvalidInput, NoResult
+from ppas_core.policy import PolicyParams
 from ppas_core.sim.cost import StepCost
 from ppas_core.sim.fit import StepFeatures, StepFit, fit_steps, lone_requests
 from ppas_core.sim.profile import Profile
 from ppas_core.sim.requests import RequestArrays
 from ppas_core.sim.simulate import simulate
+from traces.format import Trace
 
 CHECKED: Final = ("mean_latency_s", "p95_latency_s", "mean_ttft_s", "mean_tpot_s", "makespan_s")
 """Metrics by which a fitted profile is held against the replays."""
@@ -86,6 +94,102 @@ class MeasuredServer:
             pipeline_depth=profile.pipeline_depth,
             about={"simulated_from": profile.name, "simulated_from_digest": profile.digest},
         )
+
+
+def calibrate(
+    evaluator: Evaluator,
+    traces: Sequence[Trace],
+    *,
+    budgets: Sequence[int],
+    max_num_seqs: int,
+    reference: PolicyParams | None,
+    name: str,
+    device: str | None = None,
+    target_s: float = DEFAULT_TARGET_S,
+    progress: Progress | None = None,
+    seed: int = 0,
+) -> Profile:
+    """Measures the evaluator's server with replays of static budgets and returns the profile fitted to them.
+
+    To be called within the evaluator's session. A live server must be one that the tuner starts: its step log is
+    read. A simulated one plays the truth that is to be found again.
+
+    traces: the workload; its lengths are covered, and its busiest stretch is the check. budgets: that will be asked
+    for; the least and the greatest are covered. reference: the setting of the check, which is not fitted; None for no
+    check. device: the GPU's name for the profile; None asks this machine. target_s: seconds of load aimed at.
+    Raises InvalidInput for what cannot be calibrated, NoResult when the first replay fails or too little was measured.
+    """
+    progress = progress or Silent()
+    if isinstance(evaluator, SimulatedEvaluator):
+        evaluator = replace(evaluator, record_steps=True)
+    started = time.perf_counter()
+    aim = Aim.of(traces, budgets, max_num_seqs)
+    progress.begin("Calibrating", 1)
+    params, trace = aim.first
+    first = evaluator.replay(params, trace)
+    _require_usable(first)
+    progress.advance()
+    progress.end()
+    server = _server_of(evaluator, device)
+    pool_tokens = (server.num_kv_blocks - 1) * server.block_size
+    records = first.requests
+    pace = Pace(
+        prefill_s=float(records.first_token_s[0] - records.sent_s[0]),
+        decode_s=float(records.last_token_s[0] - records.first_token_s[0]) / max(1, aim.output_tokens - 1),
+    )
+    planned = replays_of(
+        aim,
+        pace,
+        pool_tokens=pool_tokens,
+        longest_tokens=min(server.max_model_len, pool_tokens + 1),
+        target_s=target_s,
+    )
+    checks = [(reference, check_trace(traces, check_seconds(target_s)))] if reference is not None else []
+    measured: list[Replay] = [first]
+    checked: list[Replay] = []
+    failed: dict[str, str] = {}
+    progress.begin("Calibrating", len(planned) + len(checks))
+    for place, (params, trace) in enumerate([*planned, *checks]):
+        interrupt.check()
+        try:
+            (measured if place < len(planned) else checked).append(evaluator.replay(params, trace))
+        except NoResult as error:
+            if error.stops_study:
+                raise
+            failed[trace.name] = str(error).splitlines()[0]
+        progress.advance(trace.name)
+    progress.end()
+    about = {
+        "calibration": {
+            "target_s": target_s,
+            "took_s": round(time.perf_counter() - started, 1),
+            "budgets": list(aim.budgets),
+            "prompt_tokens": list(aim.prompt_tokens),
+            "failed_replays": failed,
+        }
+    }
+    return fit_profile(measured, server, name=name, check=checked, source=about, seed=seed)
+
+
+def _require_usable(first: Replay) -> None:
+    """Raises where the first replay shows that nothing will come of the others."""
+    if first.steps is None:
+        raise InvalidInput(
+            "this server's step log cannot be read, and a calibration needs it; let the tuner start the server (leave "
+            "out server.url)"
+        )
+    if failures := first.requests.failures():
+        prompt, output = int(first.requests.prompt_tokens[0]), int(first.requests.output_tokens[0])
+        raise NoResult(
+            f"a request of {prompt} + {output} tokens, the workload's longest prompt, failed ({', '.join(failures)}): "
+            "start the server with a larger --max-model-len, or take shorter prompts"
+        )
+
+
+def _server_of(evaluator: Evaluator, device: str | None) -> MeasuredServer:
+    if isinstance(evaluator, SimulatedEvaluator):
+        return MeasuredServer.from_profile(evaluator.profile)
+    return MeasuredServer.from_facts(evaluator.describe().get("server") or {}, gpu=device or device_name())
 
 
 def fit_profile(

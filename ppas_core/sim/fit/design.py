@@ -49,20 +49,28 @@ def columns(steps: StepFeatures, ramp_tokens: float | None = None) -> Floats:
 
 def separable(weighed: Floats) -> npt.NDArray[np.bool_]:
     """bool[C]: columns that are no combination of those before them."""
+    return _orthogonal(weighed)[0]
+
+
+def _orthogonal(weighed: Floats) -> tuple[npt.NDArray[np.bool_], Floats]:
+    """Which columns are kept, bool[C], and an orthonormal basis of them, float64[K, S] (Gram-Schmidt, twice over)."""
     kept = np.zeros(weighed.shape[1], np.bool_)
-    basis = np.empty((weighed.shape[0], 0))
+    basis = np.empty((weighed.shape[1], weighed.shape[0]))
+    size = 0
     for place in range(weighed.shape[1]):
         column = weighed[:, place]
-        size = float(column @ column)
-        if size == 0:
+        squares = float(column @ column)
+        if squares == 0:
             continue
-        rest = column - basis @ (basis.T @ column)
-        rest = rest - basis @ (basis.T @ rest)
+        rest = column.copy()
+        for _ in range(2):
+            rest -= (basis[:size] @ rest) @ basis[:size]
         left = float(rest @ rest)
-        if left > _SAME * size:
+        if left > _SAME * squares:
             kept[place] = True
-            basis = np.column_stack([basis, rest / np.sqrt(left)])
-    return kept
+            basis[size] = rest / np.sqrt(left)
+            size += 1
+    return kept, basis[:size]
 
 
 def kinds(steps: StepFeatures) -> npt.NDArray[np.int64]:
@@ -103,14 +111,13 @@ def solve(design: Floats, duration_s: Floats, counts: Floats) -> tuple[Floats, F
 
 def least_squares(design: Floats, target: Floats) -> Floats:
     """Non-negative least squares; columns are brought to one length first, and one that says nothing of its own gets 0."""
-    lengths = np.sqrt(np.sum(design**2, axis=0))
+    kept, basis = _orthogonal(design)
     answer = np.zeros(design.shape[1])
-    kept = separable(design)
     if kept.any():
-        scaled = design[:, kept] / lengths[kept]
-        factor, triangle = np.linalg.qr(scaled)  # as many rows as columns are left to solve for
-        found, _ = nnls(triangle, factor.T @ target)
-        answer[kept] = found / lengths[kept]
+        lengths = np.sqrt(np.sum(design[:, kept] ** 2, axis=0))
+        # In the basis there are as many rows as columns; what lies outside it no coefficient can change.
+        found, _ = nnls(basis @ (design[:, kept] / lengths), basis @ target)
+        answer[kept] = found / lengths
     return answer
 
 
