@@ -91,5 +91,5 @@ def test_describe_counts_load_lengths_and_shared_prefixes() -> None:
     facts = describe(trace)
     assert facts["prompt tokens in prefixes seen before"] == 20 + 0 + 25
     assert facts["load"] == {"bin_s": 1.0, "requests": [1, 1, 0, 2]}
-    assert facts["output tokens"] == {"min": 1, "median": 2.5, "mean": 2.25, "max": 3, "total": 9}
+    assert facts["output tokens"].items() >= {"min": 1, "median": 2.5, "mean": 2.25, "max": 3, "total": 9}.items()
     assert facts["requests per second"] == pytest.approx(3 / 3.5)
