@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from reports.drawing import Axis, axis, blank, gain_title, short, ticks
-from reports.numbers import capitalised, metric_label, percent, plotly_text, tokens
+from reports.numbers import capitalised, interval, metric_label, percent, plotly_text, tokens
+from reports.odds import Odds
 from reports.plane import LandscapeView
 from reports.quality import DriftView
 from reports.roles import BEST_STATIC, TUNED
@@ -25,17 +26,23 @@ from reports.views import (
 
 ARMS: Final = {
     "search": ("Search", "tuned", "circle"),
+    "predicted": ("Proposed by the simulator", "tuned", "star"),
     "random": ("Random search", "random", "diamond"),
     "static": ("Static budget", "static", "square"),
     "published": ("Published setting", "published", "triangle-up"),
     "reference": ("Reference", "reference", "x"),
 }
 """Arm to its name, colour tint and symbol."""
+_MOST_OUTLINES: Final = 8
 
 
-def front(view: FrontView, *, close_up: bool = True) -> Any:
-    """The objectives against each other; up and to the right is better. close_up: only the range worth a look first."""
+def front(view: FrontView, odds: Odds, *, close_up: bool = True) -> Any:
+    """The objectives against each other; up and to the right is better. close_up: only the range worth a look first.
+
+    odds: intervals of the pick and of the front's trials, and how opaque a mark of the search is: as often as it is on the front.
+    """
     figure = blank()
+    _uncertainty(figure, view, odds)
     if view.x_metric is not None and len(view.front) > 1:
         figure.add_scatter(
             x=[p.x for p in view.front],
@@ -46,9 +53,12 @@ def front(view: FrontView, *, close_up: bool = True) -> Any:
             hoverinfo="skip",
         )
     for arm, (name, tint, symbol) in ARMS.items():
-        points = [p for p in view.points if p.trial.arm == arm]
+        points = [p for p in view.points if p.trial.arm == arm and p.trial.state == "ok"]
         if points:
-            figure.add_scatter(**_trials(points, [p.x for p in points], name, tint, symbol))
+            figure.add_scatter(**_trials(points, [p.x for p in points], name, tint, symbol, odds))
+    stopped = [p for p in view.points if p.trial.state == "stopped"]
+    if stopped:
+        figure.add_scatter(**_stopped(stopped, [p.x for p in stopped]))
     if view.pick is not None:
         figure.add_scatter(
             x=[view.pick.x],
@@ -68,12 +78,74 @@ def front(view: FrontView, *, close_up: bool = True) -> Any:
             },
         )
     x_title = "Trial" if view.x_metric is None else gain_title(view.x_metric)
-    x_range, y_range = ({"range": list(view.focus_x)}, {"range": list(view.focus_y)}) if close_up else ({}, {})
+    x_range, y_range = ({}, {})
+    if close_up:
+        ring = (_ring(view, view.pick, odds) if view.pick is not None else None) or ([], [])
+        x_range, y_range = ({"range": _reach(f, r)} for f, r in ((view.focus_x, ring[0]), (view.focus_y, ring[1])))
     figure.update_layout(
         xaxis=axis(x_title, zeroline=view.x_metric is not None, **x_range),
         yaxis=axis(gain_title(view.y_metric), zeroline=True, **y_range),
     )
     return figure
+
+
+def _reach(focus: tuple[float, float], also: Sequence[float]) -> list[float]:
+    """The range with room for `also` at its upper end, and at its lower one as far as that costs little."""
+    low, high = focus
+    if also:
+        high = max(high, max(also) + 0.04 * (high - low))
+        low = min(low, max(min(also) - 0.04 * (high - low), low - 0.35 * (high - low)))
+    return [low, high]
+
+
+def _uncertainty(figure: Any, view: FrontView, odds: Odds) -> None:
+    """How far the places of the pick and of the front's trials are known: ellipses, or bars over a single objective."""
+    others = [p for p in view.front if p is not view.pick]
+    others = sorted(others, key=lambda p: -odds.chance.get(p.trial.number, 0.0))[:_MOST_OUTLINES]
+    outlines = [(p, ring) for p in others if (ring := _ring(view, p, odds)) is not None]
+    picked = _ring(view, view.pick, odds) if view.pick is not None else None
+    if picked is not None:
+        figure.add_scatter(
+            x=picked[0],
+            y=picked[1],
+            mode="lines",
+            name="Pick, 95% interval",
+            fill="toself",
+            hoverinfo="skip",
+            fillcolor=colour("tuned_pale"),
+            legendrank=-1,
+            line={"color": colour("interval"), "width": 1},
+        )
+    if outlines:
+        figure.add_scatter(
+            x=[x for _, ring in outlines for x in (*ring[0], None)],
+            y=[y for _, ring in outlines for y in (*ring[1], None)],
+            mode="lines",
+            name="Front, 95% intervals",
+            hoverinfo="skip",
+            line={"color": colour("interval"), "width": 1, "dash": "dot"},
+            legendrank=-1,
+        )
+
+
+def _ring(view: FrontView, point: TrialPoint, odds: Odds) -> tuple[list[float], list[float]] | None:
+    """An ellipse as wide and as high as the intervals in x and y, tilted as they hang together; a bar without x."""
+    tall = odds.interval(point.trial, view.y_metric)
+    if tall is None:
+        return None
+    if view.x_metric is None:
+        return [point.x, point.x], [short(tall[0]), short(tall[1])]
+    wide = odds.interval(point.trial, view.x_metric) or (point.x, point.x)
+    tilt = odds.correlation.get(point.trial.number, {}).get((view.x_metric, view.y_metric), 0.0)
+    (x, half_x), (y, half_y) = (((low + high) / 2, (high - low) / 2) for low, high in (wide, tall))
+    if half_x == half_y == 0:
+        return None
+    angles = [2 * math.pi * i / 48 for i in range(49)]
+    across = math.sqrt(max(0.0, 1 - tilt * tilt))
+    return (
+        [short(x + half_x * math.cos(a)) for a in angles],
+        [short(y + half_y * (tilt * math.cos(a) + across * math.sin(a))) for a in angles],
+    )
 
 
 def convergence(view: ConvergenceView) -> Any:
@@ -146,7 +218,7 @@ def importance(view: ImportanceView) -> Any:
     return figure
 
 
-def slice_of(view: SliceView) -> Any:
+def slice_of(view: SliceView, odds: Odds) -> Any:
     """One objective over one knob."""
     figure = blank()
     xs = sorted({p.x for p in view.points})
@@ -159,7 +231,7 @@ def slice_of(view: SliceView) -> Any:
     for arm, (name, tint, symbol) in ARMS.items():
         points = [p for p in (*view.points, *view.off) if p.trial.arm == arm]
         if points:
-            figure.add_scatter(**_trials(points, [place(p) for p in points], name, tint, symbol))
+            figure.add_scatter(**_trials(points, [place(p) for p in points], name, tint, symbol, odds))
     if view.pick is not None:
         figure.add_scatter(
             x=[place(view.pick)],
@@ -278,33 +350,57 @@ def landscape(view: LandscapeView) -> Any:
     return figure
 
 
-def _trials(points: Sequence[TrialPoint], x: Sequence[float], name: str, tint: str, symbol: str) -> dict[str, Any]:
+def _trials(
+    points: Sequence[TrialPoint], x: Sequence[float], name: str, tint: str, symbol: str, odds: Odds
+) -> dict[str, Any]:
     on_front = [p.trial.on_front for p in points]
     return {
         "x": [short(v) for v in x],
         "y": [short(p.y) for p in points],
         "mode": "markers",
         "name": name,
-        "customdata": [[_trial_hover(p, name), p.trial.number] for p in points],
+        "customdata": [[_trial_hover(p, name, odds), p.trial.number] for p in points],
         "hovertemplate": "%{customdata[0]}<extra></extra>",
         "marker": {
             "color": colour(tint),
             "symbol": symbol,
             "size": [10.5 if f else 7.5 for f in on_front] if tint == "tuned" else 9.5,
-            "opacity": [1.0 if f or tint not in ("tuned", "random") else 0.5 for f in on_front],
+            "opacity": [_opacity(p, tint, odds) for p in points],
             "line": {"color": colour("surface"), "width": 1},
         },
     }
 
 
-def _trial_hover(point: TrialPoint, arm: str) -> str:
+def _stopped(points: Sequence[TrialPoint], x: Sequence[float]) -> dict[str, Any]:
+    """Trials that were raced off: where they stood on the traces that they saw."""
+    made = _trials(points, x, "Stopped early", "muted", "circle-open", Odds())
+    made["marker"] |= {"size": 7, "opacity": 0.7, "line": {"color": colour("muted"), "width": 1.2}}
+    return made
+
+
+def _opacity(point: TrialPoint, tint: str, odds: Odds) -> float:
+    if tint not in ("tuned", "random"):
+        return 1.0
+    if odds.chance and tint == "tuned":
+        return round(0.22 + 0.78 * min(1.0, 2 * odds.chance.get(point.trial.number, 0.0)), 2)
+    return 1.0 if point.trial.on_front else 0.35 if odds.chance else 0.5
+
+
+def _trial_hover(point: TrialPoint, arm: str, odds: Odds) -> str:
     trial = point.trial
     lines = [f"<b>{plotly_text(trial.setting.label)}</b>", f"Trial {trial.number} · {arm}"]
-    lines += [f"{plotly_text(metric_label(m))}: {percent(g)}" for m, g in point.gain_pct.items()]
+    for m, g in point.gain_pct.items():
+        bounds = odds.interval(trial, m)
+        spread = f" ({interval(*bounds)})" if bounds is not None and bounds[0] != bounds[1] else ""
+        lines.append(f"{plotly_text(metric_label(m))}: {percent(g)}{spread}")
     if trial.branch_steps:
         lines.append("steps: " + ", ".join(f"{plotly_text(b, 20)} {n:,}" for b, n in trial.branch_steps.items()))
+    if trial.state == "stopped":
+        lines.append(f"stopped early: {plotly_text(trial.reason or 'no reason recorded', 160)}")
     if trial.on_front:
         lines.append("on the Pareto front")
+    if trial.number in odds.chance:
+        lines.append(f"on the front in {odds.chance[trial.number]:.0%} of the draws")
     return "<br>".join(lines)
 
 

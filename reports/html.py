@@ -24,6 +24,7 @@ from autotune.results import StudyResults
 from ppas_core.files import write_atomically
 from reports import panels, quality, roles, statics, summary, tables, theme, verdict
 from reports.numbers import cleaned, moment
+from reports.odds import Odds, front_odds
 from reports.panels import Panel
 from reports.views import Missing
 
@@ -39,11 +40,13 @@ def write_report(results: StudyResults, path: Path) -> None:
 
 def render(results: StudyResults) -> str:
     """The report of `results` as one HTML document."""
-    return page(results, panels.all_panels(results))
+    odds = front_odds(results)
+    return page(results, panels.all_panels(results, odds), odds)
 
 
-def page(results: StudyResults, shown: Mapping[str, Panel]) -> str:
-    """The document around panels that were drawn before."""
+def page(results: StudyResults, shown: Mapping[str, Panel], known: Odds | None = None) -> str:
+    """The document around panels that were drawn before. known: the odds, when already computed."""
+    odds = front_odds(results) if known is None else known
     scripts = {
         "boot": _asset("boot.js"),
         "plotly": get_plotlyjs(),
@@ -74,7 +77,7 @@ def page(results: StudyResults, shown: Mapping[str, Panel]) -> str:
                 tables.settings_table(results),
                 tables.regimes_table(results),
                 tables.comparisons_table(results),
-                tables.trials_table(results),
+                tables.trials_table(results, odds),
                 tables.traces_table(results),
                 tables.noise_table(results),
                 tables.failures_table(results),

@@ -11,6 +11,7 @@ from autotune.records import Origin
 from autotune.results import StudyResults
 from reports import figures, figures_held_out, figures_timeline, pairs, plane, quality, roles, timeline, views
 from reports.numbers import capitalised, cleaned, counted, interval, metric_label, percent, tokens
+from reports.odds import DRAWS, Odds, front_odds
 from reports.pairs import REQUEST_METRICS
 from reports.roles import BEST_STATIC, TUNED
 from reports.views import Missing
@@ -53,10 +54,11 @@ class Panel:
         return reasons[0] if reasons and len(reasons) == len(self.variants) else None
 
 
-def all_panels(results: StudyResults) -> dict[str, Panel]:
-    """Every panel of the report by id; `drift` only where measurements vary."""
+def all_panels(results: StudyResults, known: Odds | None = None) -> dict[str, Panel]:
+    """Every panel of the report by id; `drift` only where measurements vary. known: the odds, when already computed."""
+    odds = front_odds(results) if known is None else known
     built = [
-        _front(results),
+        _front(results, odds),
         _over_load(results),
         _effects(results),
         _requests(results),
@@ -65,7 +67,7 @@ def all_panels(results: StudyResults) -> dict[str, Panel]:
         _timeline(results),
         _convergence(results),
         _importance(results),
-        _slices(results),
+        _slices(results, odds),
         _landscape(results),
     ]
     if quality.applies(results):
@@ -80,7 +82,7 @@ def origin_sentence(results: StudyResults) -> str:
     return "Measured on a live server."
 
 
-def _front(results: StudyResults) -> Panel:
+def _front(results: StudyResults, odds: Odds) -> Panel:
     metrics = [o.metric for o in results.objectives]
     axes: list[tuple[str | None, str]] = [(x, y) for i, x in enumerate(metrics) for y in metrics[i + 1 :]]
     axes = axes or [(None, metrics[0])]
@@ -96,6 +98,11 @@ def _front(results: StudyResults) -> Panel:
             caption += (
                 f"{counted(first.failed, 'trial has', 'trials have')} no value and no mark; see the table of trials. "
             )
+        if first.stopped:
+            caption += (
+                f"{counted(first.stopped, 'trial was', 'trials were')} stopped before the last trace: open marks. "
+            )
+        caption += _odds_words(odds)
         pick = first.pick
         alt = f"{counted(len(first.points), 'trial')}, {len(first.front):,} on the Pareto front."
         if pick is not None:
@@ -108,11 +115,23 @@ def _front(results: StudyResults) -> Panel:
     scales = ("Close-up", "All trials") if any(getattr(view, "outside", 0) for view in built) else ("All trials",)
 
     def draw(which: int, scale: int) -> Any:
-        return _draw(built[which], lambda view: figures.front(view, close_up=scales[scale] == "Close-up"))
+        return _draw(built[which], lambda view: figures.front(view, odds, close_up=scales[scale] == "Close-up"))
 
     controls = (Control("Objectives", names), Control("View", scales))
     variants = _variants(draw, len(axes), len(scales))
     return Panel("front", title, caption + origin_sentence(results), alt, controls, variants)
+
+
+def _odds_words(odds: Odds) -> str:
+    if odds.source == "traces":
+        return (
+            f"Ellipses are as wide and as high as the 95% intervals, from the {odds.num_traces:,} tuning traces drawn "
+            f"again {DRAWS} times; the more often a trial of the search is on the front in these draws, the more solid "
+            "its mark. "
+        )
+    if odds.source == "noise":
+        return "Ellipses show the noise of one trial, 95%, from the reference measured against itself. "
+    return ""
 
 
 def _over_load(results: StudyResults) -> Panel:
@@ -333,7 +352,7 @@ def _importance(results: StudyResults) -> Panel:
     )
 
 
-def _slices(results: StudyResults) -> Panel:
+def _slices(results: StudyResults, odds: Odds) -> Panel:
     knobs, metrics = views.knobs_tried(results), [o.metric for o in results.objectives]
     if not knobs:
         reason = Missing("All finished trials share the same values, so there is no knob to slice along.")
@@ -358,7 +377,7 @@ def _slices(results: StudyResults) -> Panel:
         caption + origin_sentence(results),
         f"Slices along {', '.join(map(cleaned, knobs))}.",
         controls,
-        _variants(lambda k, m: _draw(built[k, m], figures.slice_of), len(knobs), len(metrics)),
+        _variants(lambda k, m: _draw(built[k, m], lambda view: figures.slice_of(view, odds)), len(knobs), len(metrics)),
     )
 
 

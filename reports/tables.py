@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from autotune.results import Effect, HeldOut, Setting, StudyResults, Trial
@@ -21,6 +21,7 @@ from reports.numbers import (
     significant,
     tokens,
 )
+from reports.odds import Odds
 from reports.roles import BEST_STATIC, REFERENCES, TUNED
 from reports.verdict import Tone, tone_of
 
@@ -29,6 +30,7 @@ _ARM_WORDS = {
     "published": "Published",
     "static": "Static budget",
     "search": "Search",
+    "predicted": "Proposed by the simulator",
     "random": "Random search",
 }
 
@@ -157,22 +159,24 @@ def comparisons_table(results: StudyResults) -> Table:
     return Table("comparisons", caption, names, rows, "No settings were compared.")
 
 
-def trials_table(results: StudyResults) -> Table:
-    """Every trial, failed ones with their reason."""
+def trials_table(results: StudyResults, odds: Odds) -> Table:
+    """Every trial, failed and stopped ones with their reason."""
     objectives = [o.metric for o in results.objectives]
     names = (
         "Trial",
         "Why tried",
         "Setting",
         *(capitalised(metric_label(m)) for m in objectives),
-        "Front",
+        *(("On the front",) if odds.chance else ("Front",)),
         "Capped steps",
         "Took",
     )
     rows = []
     for trial in results.trials:
         known = views.gains(trial)
-        values = [Cell(percent(known.get(m)), known.get(m), "number", tone=_sign(known.get(m))) for m in objectives]
+        values = [_gain_cell(trial, m, known.get(m), odds) for m in objectives]
+        if trial.state == "stopped" and values:
+            values[0] = replace(values[0], note=f"stopped: {cleaned(trial.reason or 'no reason recorded', 300)}")
         if trial.state == "failed":
             values[0] = Cell("failed", None, "text", "bad", cleaned(trial.reason or "no reason recorded", 300))
         capped = _capped(trial)
@@ -182,7 +186,7 @@ def trials_table(results: StudyResults) -> Table:
                 Cell(_ARM_WORDS.get(trial.arm, trial.arm)),
                 Cell(cleaned(trial.setting.label), kind="code"),
                 *values,
-                Cell("●" if trial.on_front else "", float(trial.on_front)),
+                _front_cell(trial, odds),
                 Cell(NONE if capped is None else percent(capped * 100, signed=False), capped, "number"),
                 Cell(duration(trial.duration_s), finite(trial.duration_s), "number"),
             )
@@ -297,6 +301,22 @@ def _effect_cell(effect: Effect | None) -> Cell:
         return Cell(NONE, kind="number")
     note = interval(effect.low_pct, effect.high_pct)
     return Cell(percent(effect.improvement_pct), finite(effect.improvement_pct), "number", tone_of(effect), note)
+
+
+def _gain_cell(trial: Trial, metric: str, gain: float | None, odds: Odds) -> Cell:
+    bounds = odds.interval(trial, metric) if gain is not None else None
+    note = interval(*bounds) if bounds is not None and bounds[0] != bounds[1] else None
+    return Cell(percent(gain), gain, "number", _sign(gain), note)
+
+
+def _front_cell(trial: Trial, odds: Odds) -> Cell:
+    """With odds the share of the draws in which the trial is on the front, else a dot where it is."""
+    dot = "● " if trial.on_front else ""
+    if not odds.chance:
+        return Cell(dot.strip(), float(trial.on_front))
+    chance = odds.chance.get(trial.number)
+    words = "" if chance is None else f"{dot}{percent(100 * chance, signed=False, digits=0)}"
+    return Cell(words, chance, "number")
 
 
 def _sign(value: float | None) -> Tone | None:

@@ -32,6 +32,7 @@ TOKENS: Final = MappingProxyType(
         "static_pale": ("#e4e8ee", "#2b3547"),
         "random_pale": ("#f3e3b6", "#4a3d16"),
         "queue": ("#e3bfdc", "#6a3a68"),
+        "interval": ("#6d9bd6", "#5f8fcb"),
         "front": ("#3d7fd1", "#8dbdf7"),
         "better_far": ("#084a9c", "#7db9ff"),
         "better": ("#7fb0e6", "#2f6bb3"),

@@ -38,7 +38,7 @@ class FrontView:
     """Every finished trial over two objectives; `front` runs from the best in x to the best in y.
 
     y_metric is None with a single objective: then x is the trial number. focus: the ranges worth looking at first.
-    outside: trials beyond them. failed: trials without a place.
+    outside: trials beyond them. failed: trials without a place. stopped: of the points, those of stopped trials.
     """
 
     x_metric: str | None
@@ -51,6 +51,7 @@ class FrontView:
     focus_y: tuple[float, float]
     outside: int
     failed: int
+    stopped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,8 +163,8 @@ def gain_over(metric: str, value: float | None, reference: float | None) -> floa
 
 
 def gains(trial: Trial) -> dict[str, float]:
-    """The trial's finite gains by objective metric; empty when it failed."""
-    if trial.state != "ok":
+    """The trial's finite gains by objective metric; empty when it failed. Of a stopped trial: on the traces it saw."""
+    if trial.state == "failed":
         return {}
     return {name: gain for name, ratio in trial.objectives.items() if (gain := gain_pct(ratio)) is not None}
 
@@ -203,6 +204,7 @@ def front(results: StudyResults, x_metric: str | None, y_metric: str) -> FrontVi
         focus_y,
         outside,
         failed,
+        sum(p.trial.state == "stopped" for p in points),
     )
 
 
@@ -266,7 +268,7 @@ def best_so_far(results: StudyResults, metric: str) -> ConvergenceView | Missing
         course: list[float | None] = []
         best: float | None = None
         for trial in sorted((t for t in results.trials if t.arm == arm), key=lambda t: t.number):
-            gain = gains(trial).get(metric)
+            gain = gains(trial).get(metric) if trial.state == "ok" else None
             best = gain if best is None else best if gain is None else max(best, gain)
             course.append(best)
         if any(value is not None for value in course):
@@ -335,7 +337,7 @@ def slice_of(results: StudyResults, knob: str, metric: str) -> SliceView | Missi
     points: list[TrialPoint] = []
     off: list[TrialPoint] = []
     for trial in results.trials:
-        known = gains(trial)
+        known = gains(trial) if trial.state == "ok" else {}
         if metric not in known or knob not in trial.setting.params or _leaves_out(trial, knob):
             continue
         value = trial.setting.params[knob]
