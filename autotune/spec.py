@@ -103,7 +103,7 @@ class TraceFiles(_Model):
     )
 
 
-_WORKLOADS: Final[dict[str, type[BaseModel]]] = {
+WORKLOADS: Final[dict[str, type[BaseModel]]] = {
     "rag-bursts": RagBursts,
     "heterogeneous": Heterogeneous,
     "files": TraceFiles,
@@ -375,7 +375,7 @@ def parse_spec(data: dict[str, Any], origin: str) -> StudySpec:
     try:
         return StudySpec.model_validate(data)
     except ValidationError as error:
-        problems = explain(error, StudySpec, _WORKLOADS)
+        problems = explain(error, StudySpec, WORKLOADS)
         raise InvalidInput("\n".join(f"{origin}: {problem}" for problem in problems)) from None
 
 
