@@ -16,6 +16,7 @@ from autotune.calibration_replays import DEFAULT_TARGET_S, Aim, Pace, check_seco
 from autotune.calibration_replays import plan as replays_of
 from autotune.device import device_name
 from autotune.evaluate import Evaluator, SimulatedEvaluator
+from autotune.plan import Plan
 from autotune.progress import Progress, Silent
 from autotune.records import FloatArray, Replay
 from ppas_core import __version__
@@ -30,6 +31,8 @@ from traces.format import Trace
 
 CHECKED: Final = ("mean_latency_s", "p95_latency_s", "mean_ttft_s", "mean_tpot_s", "makespan_s")
 """Metrics by which a fitted profile is held against the replays."""
+_GRID: Final = 2000
+"""Settings of a space looked through for the budgets that it may ask for."""
 _PRIVATE: Final = ("api_key", "hf_token", "host", "port", "model")
 """Flags of the server that a profile does not repeat: secrets, and what says nothing of its speed."""
 _DEPTHS: Final = {"SyncPpasScheduler": 1, "AsyncPpasScheduler": 2}
@@ -169,6 +172,35 @@ def calibrate(
         }
     }
     return fit_profile(measured, server, name=name, check=checked, source=about, seed=seed)
+
+
+def calibrate_plan(
+    plan: Plan,
+    *,
+    name: str,
+    device: str | None = None,
+    target_s: float = DEFAULT_TARGET_S,
+    progress: Progress | None = None,
+) -> Profile:
+    """`calibrate` for what a study will ask of its server: its budgets, its tuning traces, its reference as the check.
+
+    Where the reference is a static budget, the first known or possible setting with a cap takes its place in the check.
+    """
+    grid = list(plan.space.grid(_GRID))
+    settings = [*(params for _, params in plan.known), *grid]
+    capped = [params for params in (plan.reference, *settings) if not params.is_static]
+    return calibrate(
+        plan.evaluator,
+        plan.tuning,
+        budgets=[budget for params in settings for budget in (params.b_max, params.b_cap)],
+        max_num_seqs=plan.reference.max_num_seqs,
+        reference=capped[0] if capped else plan.reference,
+        name=name,
+        device=device,
+        target_s=target_s,
+        progress=progress,
+        seed=plan.spec.seed,
+    )
 
 
 def _require_usable(first: Replay) -> None:

@@ -16,8 +16,9 @@ from ppas_core.sim.fit.log import Floats
 Status = Literal["identified", "negligible", "not identified"]
 
 _RESAMPLES: Final = 200
-_LOW, _HIGH = 5.0, 95.0
-"""Percentiles of the interval."""
+_LOW, _HIGH = 1.0, 99.0
+"""Percentiles of the interval. Steps of one kind come in few blocks and the choice of the form is not drawn again, so that
+it holds the truth in about nine of ten calibrations (`docs/decisions/calibration.md`)."""
 _SURE: Final = 0.25
 """A coefficient is identified when half its interval is at most this share of it."""
 _SMALL: Final = 0.02
@@ -28,7 +29,7 @@ _SMALL: Final = 0.02
 class Coefficient:
     """One coefficient of the step cost and what the data say of it.
 
-    value, low, high: estimate and 90 % interval, in the coefficient's own unit. time_share: its share of the measured
+    value, low, high: estimate and interval (see `_LOW`), in the coefficient's own unit. time_share: its share of the measured
     time, 0 to 1. status: whether the data determine it; reason: why not, or how well.
     """
 

@@ -1,0 +1,151 @@
+"""`ppas calibrate`: a simulator profile of the server that a study file names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.markup import escape
+
+from autotune.cli import console
+from autotune.progress import Progress, Silent
+from autotune.spec import load_spec, parse_duration_s
+from ppas_core.errors import InvalidInput
+from ppas_core.files import write_atomically
+from ppas_core.plain_json import dump_json
+
+if TYPE_CHECKING:
+    from ppas_core.sim.profile import Profile
+
+_SHOWN: Final = {"mean_latency_s": "mean latency", "mean_ttft_s": "mean TTFT", "makespan_s": "makespan"}
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the command."""
+    app.command()(calibrate)
+
+
+@console.reports_errors
+def calibrate(
+    study: Annotated[
+        Path,
+        typer.Argument(metavar="STUDY.yaml", help="The study whose server and workload are meant.", show_default=False),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The profile to write, a JSON file.", show_default=False)
+    ],
+    target: Annotated[str, typer.Option(help="Time of load to aim at; a server's start comes on top.")] = "90s",
+    name: Annotated[
+        str | None, typer.Option(help="Name of the profile; default: the file's.", show_default=False)
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option(help="What the server computes on; default: asked of this machine.", show_default=False),
+    ] = None,
+    folder: Annotated[
+        Path | None,
+        typer.Option(help="Where the server's logs go; default runs/NAME-calibration/N.", show_default=False),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")] = False,
+    json_output: Annotated[
+        bool, typer.Option("--json", help="Print the profile as JSON on stdout, for pipes.")
+    ] = False,
+) -> None:
+    """Measure how long this server's steps take, and write a profile for `ppas simulate` and `ppas tune`.
+
+    Starts the study's server, replays static budgets on it for a minute or two, fits the step time to its step log, and
+    checks the profile on the study's reference setting, which is not fitted. A study on the simulator is
+    calibrated likewise, its profile playing the server.
+
+    Example: ppas calibrate examples/live-cpu.yaml -o mine.json, then ppas tune STUDY.yaml --profile mine.json
+    """
+    if output.suffix != ".json":
+        raise InvalidInput(f"{output}: a profile is a .json file, by which `--profile` knows it; name one")
+    target_s = parse_duration_s(target)
+    spec = load_spec(study)
+    from autotune.calibrate import calibrate_plan  # numba and scipy load here, after the study file was checked
+    from autotune.live import LiveEvaluator
+    from autotune.plan import make_plan
+
+    plan = make_plan(spec, study.parent)
+    if isinstance(plan.evaluator, LiveEvaluator) and not quiet:
+        plan.evaluator.say = lambda text: console.err.print(f"[dim]{escape(text)}[/]")
+    progress: Progress = Silent() if quiet else console.Bar()
+    with plan.evaluator.session(folder or _fresh_folder(Path("runs") / f"{spec.name}-calibration")):
+        profile = calibrate_plan(plan, name=name or output.stem, device=gpu, target_s=target_s, progress=progress)
+    write_atomically(output, (dump_json(profile.to_dict(), indent=1) + "\n").encode())
+    if json_output:
+        console.print_json(profile.to_dict())
+    elif not quiet:
+        _show(profile)
+        console.out.print(f"profile   {escape(str(output))}")
+
+
+def _fresh_folder(parent: Path) -> Path:
+    """A folder that no earlier calibration used: its server may have been another one."""
+    number = 1
+    while (path := parent / str(number)).exists():
+        number += 1
+    return path
+
+
+def _show(profile: Profile) -> None:
+    say, fit = console.out.print, profile.fit
+    tag = profile.provenance["origin"]
+    console.table(
+        f"{profile.model} on {profile.gpu}, vLLM {profile.vllm_version} ({tag}): step time in seconds",
+        ["coefficient", "value", "from", "to", "share of time", "verdict"],
+        [
+            (
+                entry["name"], f"{entry['value']:.4g}", f"{entry['low']:.4g}", f"{entry['high']:.4g}",
+                f"{100 * entry['time_share']:.1f} %", entry["status"],
+            )
+            for entry in fit["coefficients"].values()
+        ],
+    )  # fmt: skip
+    delay = fit["frontend_delay"]
+    say(f"front-end delay {1000 * profile.frontend_delay_s:.2f} ms ({escape(delay.get('reason') or delay['how'])})")
+    say(
+        f"{profile.num_kv_blocks} KV blocks of {profile.block_size} tokens, at most {profile.max_model_len} tokens a "
+        f"request, {'plans a step ahead' if profile.pipeline_depth == 2 else 'plans step by step'} (said by the server)"
+    )
+    for coefficient, reason in fit["not_identified"].items():
+        say(f"[yellow]not identified:[/] {escape(f'{coefficient}: {reason}')}")
+    ramp = fit["ramp"]
+    say(f"ramp of small chunks: {'kept' if ramp['kept'] else 'not kept'}, {escape(ramp['reason'])}\n")
+    console.table(
+        "Error of a step's time in %, fitted steps and blocks held out of the fit",
+        ["steps", "fitted", "mean error", "held out", "mean error"],
+        [
+            (regime, *_error(fit["residuals"].get(regime)), *_error(fit["held_out"].get(regime)))
+            for regime in fit["residuals"]
+        ],
+    )
+    rows = [("fitted", one) for one in fit["replays"]] + [("check", one) for one in fit.get("held_out_replays", ())]
+    console.table(
+        "Predicted against measured: the replays simulated on this profile",
+        ["replay", "setting", "use", *(f"{label}, error in %" for label in _SHOWN.values())],
+        [
+            (one["trace"].removeprefix("calibration "), one["setting"], use, *(_cell(one, metric) for metric in _SHOWN))
+            for use, one in rows
+        ],
+    )
+    for trace, reason in profile.provenance["calibration"]["failed_replays"].items():
+        say(f"[yellow]not measured:[/] {escape(f'{trace}: {reason}')}")
+    took = profile.provenance["calibration"]["took_s"]
+    say(
+        f"\ntook      {took:.0f} s; noise of a step {100 * fit['noise_sigma']:.1f} %, {100 * fit['outlier_share']:.1f} % outliers"
+    )
+
+
+def _error(found: Mapping[str, Any] | None) -> tuple[str, str]:
+    return ("–", "–") if found is None else (str(found["steps"]), f"{100 * found['mean_absolute']:.1f}")
+
+
+def _cell(one: Mapping[str, Any], metric: str) -> str:
+    found = one.get(metric)
+    if found is None:
+        return "–"
+    return f"{found['predicted']:.3g} s / {found['measured']:.3g} s ({100 * found['error']:+.1f})"
