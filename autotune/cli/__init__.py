@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from autotune.cli import evaluate, replay, serving, settings, status, study, trace, trace_import, trace_record
+from autotune.cli import (
+    calibrate,
+    evaluate,
+    init,
+    replay,
+    serving,
+    settings,
+    status,
+    study,
+    trace,
+    trace_import,
+    trace_record,
+)
 from ppas_core import __version__
 
 app = typer.Typer(
@@ -35,9 +47,11 @@ def _options(
     """Options before the command."""
 
 
+init.add_to(app)
 study.add_to(app)
 status.add_to(app)
 settings.add_to(app)
+calibrate.add_to(app)
 evaluate.add_to(app)
 replay.add_to(app)
 serving.add_to(app)

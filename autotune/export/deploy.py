@@ -160,6 +160,7 @@ def kubernetes(params: PolicyParams, deployment: Deployment, origin: Iterable[st
         ],
     }
     pod = {
+        "enableServiceLinks": False,  # their variables begin with VLLM_, which vLLM takes for its own
         "containers": [container],
         "volumes": [
             {"name": "settings", "configMap": {"name": "vllm-ppas"}},

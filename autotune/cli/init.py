@@ -1,0 +1,302 @@
+"""`ppas init`: asks for model, server and traffic, and writes a commented study file that can start."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, TypeVar
+
+import typer
+from rich.markup import escape
+
+from autotune.cli import console
+from ppas_core.errors import InvalidInput
+from ppas_core.naming import did_you_mean
+
+T = TypeVar("T")
+
+_BACKENDS: Final = ("simulator", "vllm")
+_TRAFFIC: Final = ("rag-bursts", "heterogeneous", "files")
+_PREFER: Final = ("mean", "p95", "balanced")
+_LIVE: Final[dict[str, Any]] = {"tuning_seeds": [0, 1], "held_out_seeds": [100, 101, 102]}
+"""A live study replays in real time: fewer traces by default."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Registers the command."""
+    app.command()(init)
+
+
+def _option(text: str, *names: str) -> Any:
+    return typer.Option(*names, help=text, show_default=False)
+
+
+@console.reports_errors
+def init(
+    output: Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="The file to write.")] = Path("study.yaml"),
+    name: Annotated[str | None, _option("Name of the study and its run folder; default: the file's.")] = None,
+    backend: Annotated[str | None, _option("Where trials run: simulator or vllm.")] = None,
+    profile: Annotated[str | None, _option("Simulator: a shipped profile or a profile file.")] = None,
+    model: Annotated[str | None, _option("vllm: the model, as for `vllm serve`.")] = None,
+    url: Annotated[
+        str | None, _option("vllm: a server that runs already, instead of one that the tuner starts.")
+    ] = None,
+    settings_file: Annotated[str | None, _option("vllm: the PPAS_SETTINGS_FILE of that server.")] = None,
+    server_flags: Annotated[
+        str | None, _option("vllm: further flags of the server, in one text, as '--dtype bfloat16'.", "--server-flags")
+    ] = None,
+    traffic: Annotated[str | None, _option("What arrives: rag-bursts, heterogeneous or files.")] = None,
+    rates: Annotated[str | None, _option("rag-bursts: burst rates per second, as 0.4,0.8,1.2.")] = None,
+    phases: Annotated[
+        list[str] | None, _option("heterogeneous: a schedule as 20:0.05,10:0.4; repeat for more.")
+    ] = None,
+    prompt_tokens: Annotated[str | None, _option("Prompt length; heterogeneous: several, as 512,8192.")] = None,
+    output_tokens: Annotated[str | None, _option("Output length; heterogeneous: several, as 32,256.")] = None,
+    tuning_trace: Annotated[list[Path] | None, _option("files: a trace to tune on; repeat for more.")] = None,
+    held_out_trace: Annotated[list[Path] | None, _option("files: a trace to compare on; repeat for more.")] = None,
+    space: Annotated[str | None, _option("Search space: static, ppas, ppas-plus or a file.")] = None,
+    prefer: Annotated[str | None, _option("What decides the pick: mean, p95 or balanced.")] = None,
+    trials: Annotated[int | None, _option("Search trials.")] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Ask nothing: take the default of what no flag says.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing.")] = False,
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for pipes.")] = False,
+) -> None:
+    """Ask for model, server and traffic, and write a commented study file.
+
+    Every question has a flag; without a terminal, or with --yes, nothing is asked. A file that exists is never
+    overwritten. Example: ppas init my-study.yaml --backend vllm --model Qwen/Qwen2.5-3B-Instruct
+    """
+    if os.path.lexists(output):
+        raise InvalidInput(f"{output}: exists already, and is not overwritten; name another file, or move it away")
+    ask = _Asker(interactive=sys.stdin.isatty() and not yes)
+    given: dict[str, Any] = {
+        "--rates": rates, "--phases": phases, "--prompt-tokens": prompt_tokens, "--output-tokens": output_tokens,
+        "--tuning-trace": tuning_trace, "--held-out-trace": held_out_trace,
+    }  # fmt: skip
+    folder = output.parent
+    try:
+        answers: dict[str, Any] = {"name": ask("Name of the study", name, "--name", str, _stem(output))}
+        where = ask("Where trials run: simulator or vllm", backend, "--backend", _one_of(_BACKENDS), "simulator")
+        answers["backend"] = where
+        if where == "vllm":
+            _refuse(where, {"--profile": profile})
+            answers["server"] = _server(ask, model, url, settings_file, server_flags, folder)
+        else:
+            _refuse(
+                where,
+                {"--model": model, "--url": url, "--settings-file": settings_file, "--server-flags": server_flags},
+            )
+            answers["profile"] = _profile(ask, profile, folder)
+        answers["space"] = ask("Search space: static, ppas, ppas-plus or a file", space, "--space", str, "ppas")
+        kind = ask(f"What arrives: {', '.join(_TRAFFIC)}", traffic, "--traffic", _one_of(_TRAFFIC), "rag-bursts")
+        answers["workload"] = {"family": kind, **_WORKLOAD[kind](ask, given, folder)}
+        if where == "vllm" and kind != "files":
+            answers |= _LIVE
+        answers["prefer"] = ask("What decides: mean, p95 or balanced", prefer, "--prefer", str, "mean")
+        text = None if trials is None else str(trials)
+        answers["trials"] = ask("Search trials", text, "--trials", _whole, "30" if where == "vllm" else "100")
+    except typer.Abort:
+        console.err.print("\nNothing was written.")
+        raise typer.Exit(console.INTERRUPTED) from None
+    command = f"ppas tune {shlex.quote(str(output))}"
+    notes = _write(output, answers, command)
+    if json_output:
+        console.print_json({"file": str(output), "next": command, "notes": notes})
+    elif not quiet:
+        console.out.print(f"wrote {escape(str(output))}")
+        for note in notes:
+            console.out.print(escape(note))
+        console.out.print(f"next: [bold]{escape(command)}[/]")
+
+
+class _Asker:
+    """Asks a question on the terminal, unless a flag answered it or nobody is there."""
+
+    def __init__(self, *, interactive: bool) -> None:
+        self._interactive = interactive
+
+    def __call__(
+        self, question: str, given: str | None, flag: str, parse: Callable[[str], T], default: str | None = None
+    ) -> T:
+        """The answer as `parse` reads it; on the terminal a bad one is asked for again.
+
+        Raises InvalidInput for a bad flag, and, naming the flag, when nobody can be asked and there is no default.
+        """
+        if given is not None:
+            return parse(given)
+        while self._interactive:
+            try:
+                return parse(typer.prompt(question, default=default, err=True))
+            except InvalidInput as error:
+                console.err.print(escape(str(error)))
+        if default is None:
+            raise InvalidInput(f"{question}? Nobody can be asked here: give {flag}")
+        return parse(default)
+
+    def optional(self, question: str, given: str | None, flag: str) -> str | None:
+        """A text; an empty answer, and nobody there, is None."""
+        return self(question, given, flag, str, default="") or None
+
+
+def _server(
+    ask: _Asker, model: str | None, url: str | None, settings_file: str | None, flags: str | None, folder: Path
+) -> dict[str, Any]:
+    name = ask("Model, a name or a folder", model, "--model", str)
+    server: dict[str, Any] = {"model": _beside(Path(name), folder) if Path(name).is_dir() else name}
+    joined = ask.optional("Address of a server that runs already (empty: the tuner starts one)", url, "--url")
+    if joined is not None:
+        _refuse("--url", {"--server-flags": flags})
+        file = ask("Its PPAS_SETTINGS_FILE", settings_file, "--settings-file", Path)
+        return {**server, "url": joined, "settings_file": _beside(file, folder)}
+    if settings_file is not None:
+        raise InvalidInput("--settings-file belongs to --url; give both")
+    words = ask("Further flags of vllm serve (empty: none)", flags, "--server-flags", _words, "")
+    return {**server, "flags": words} if words else server
+
+
+def _profile(ask: _Asker, profile: str | None, folder: Path) -> str:
+    from autotune.spec import StudySpec
+    from ppas_core.sim.profile import profile_names
+
+    default: str = StudySpec.model_fields["profile"].default
+    answer = ask(f"Simulator profile: {', '.join(profile_names())} or a file", profile, "--profile", str, default)
+    return _beside(Path(answer), folder) if answer.endswith(".json") else answer
+
+
+def _rag_bursts(ask: _Asker, given: dict[str, Any], _folder: Path) -> dict[str, Any]:
+    _refuse("rag-bursts", {flag: given[flag] for flag in ("--phases", "--tuning-trace", "--held-out-trace")})
+    return {
+        "rates_per_s": ask("Burst rates per second", given["--rates"], "--rates", _numbers, "0.4,0.8,1.2"),
+        "prompt_tokens": ask("Prompt tokens", given["--prompt-tokens"], "--prompt-tokens", _whole, "25000"),
+        "output_tokens": ask("Output tokens", given["--output-tokens"], "--output-tokens", _whole, "32"),
+    }
+
+
+def _heterogeneous(ask: _Asker, given: dict[str, Any], _folder: Path) -> dict[str, Any]:
+    _refuse("heterogeneous", {flag: given[flag] for flag in ("--rates", "--tuning-trace", "--held-out-trace")})
+    prompts, outputs = given["--prompt-tokens"], given["--output-tokens"]
+    return {
+        "phases": list(given["--phases"] or ())
+        or [ask("Phases, SECONDS:RATE,…", None, "--phases", _schedule, "20:0.05,10:0.4,20:0.05")],
+        "prompt_tokens": ask("Prompt tokens, several", prompts, "--prompt-tokens", _wholes, "512,4096,16384"),
+        "output_tokens": ask("Output tokens, several", outputs, "--output-tokens", _wholes, "32,256"),
+    }
+
+
+def _files(ask: _Asker, given: dict[str, Any], folder: Path) -> dict[str, Any]:
+    _refuse("files", {flag: given[flag] for flag in ("--rates", "--phases", "--prompt-tokens", "--output-tokens")})
+    found = {}
+    for key, flag, purpose in (("tuning", "--tuning-trace", "tune"), ("held_out", "--held-out-trace", "compare")):
+        paths = given[flag] or ask(f"Traces to {purpose} on, separated by commas", None, flag, _paths)
+        found[key] = [_beside(path, folder) for path in paths]
+    return found
+
+
+_WORKLOAD: Final[dict[str, Callable[[_Asker, dict[str, Any], Path], dict[str, Any]]]] = {
+    "rag-bursts": _rag_bursts,
+    "heterogeneous": _heterogeneous,
+    "files": _files,
+}
+
+
+def _write(output: Path, answers: dict[str, Any], command: str) -> list[str]:
+    """Writes the study once it is known to load and to start; what is worth knowing of it, a line each."""
+    from autotune.plan import make_plan
+    from autotune.spec import parse_spec
+    from autotune.template import study_file
+    from search_spaces.yaml_file import parse_yaml
+
+    text = study_file(answers, command)
+    spec = parse_spec(parse_yaml(text, "the answers are no YAML"), "the answers")
+    with _folder(output.parent):  # the study names its files from there
+        plan = make_plan(spec, output.parent)
+        try:
+            with output.open("x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            raise InvalidInput(f"{output}: exists already, and is not overwritten; name another file") from None
+    notes = [doubt for params in [plan.reference] for doubt in plan.evaluator.doubts(params, plan.tuning)]
+    if spec.backend == "vllm":
+        found = plan.estimate()
+        minutes = (found.search_s + found.reference_s + found.finalists_s) / 60
+        notes.append(f"about {minutes:.0f} minutes of replays, and two server starts")
+    return notes
+
+
+@contextlib.contextmanager
+def _folder(path: Path) -> Iterator[None]:
+    """Makes the folder; where the work in it fails, what was made goes again."""
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        for folder in made:
+            folder.rmdir()
+        raise
+
+
+def _stem(output: Path) -> str:
+    return "my-study" if output.stem in ("", "study") else output.stem
+
+
+def _beside(path: Path, folder: Path) -> str:
+    """`path` as the study file in `folder` has to name it."""
+    return str(path) if path.is_absolute() else os.path.relpath(path, folder)
+
+
+def _paths(text: str) -> list[Path]:
+    return [Path(part.strip()) for part in text.split(",") if part.strip()]
+
+
+def _one_of(allowed: Sequence[str]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise InvalidInput(f"{text!r} is no answer{did_you_mean(text, allowed)}")
+        return text
+
+    return parse
+
+
+def _refuse(kind: str, flags: dict[str, Any]) -> None:
+    for flag, value in flags.items():
+        if value:
+            raise InvalidInput(f"{flag} does not go with {kind}; leave it out")
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise InvalidInput(f"{text!r}: {error}; quote it as for a shell") from None
+
+
+def _schedule(text: str) -> str:
+    from traces.generate import parse_phases
+
+    parse_phases(text)
+    return text
+
+
+def _whole(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise InvalidInput(f"{text!r} is no whole number, as 32") from None
+
+
+def _wholes(text: str) -> list[int]:
+    return [_whole(part) for part in text.split(",")]
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise InvalidInput(f"{text!r} are no numbers, as 0.4,0.8,1.2") from None
