@@ -39,6 +39,17 @@ def regime_means(replays: Sequence[Replay], names: Iterable[str], limits: Limits
     }
 
 
+def means_of_traces(by_trace: Mapping[str, Mapping[str, float]], regimes: Mapping[str, str]) -> RegimeMeans:
+    """As `regime_means`, from each trace's values. regimes: the traces that count, with the regime of each."""
+    rows: dict[str, list[Mapping[str, float]]] = {}
+    for trace, regime in regimes.items():
+        rows.setdefault(regime, []).append(by_trace[trace])
+    return {
+        regime: {name: math.fsum(row[name] for row in values) / len(values) for name in values[0]}
+        for regime, values in rows.items()
+    }
+
+
 def ratio(name: str, setting: float, reference: float) -> float:
     """Setting over reference where lower is better, the inverse where higher is: below 1 is an improvement."""
     numerator, denominator = (setting, reference) if metrics.metric(name).better == "lower" else (reference, setting)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, replace
+from statistics import fmean
 from typing import Any
 
 from autotune import aggregate, choose
@@ -12,6 +14,7 @@ from autotune.compare import COMPARED
 from autotune.noise import noise_floor
 from autotune.plan import NOISE_RUNS, Plan
 from autotune.progress import Progress
+from autotune.race import Race
 from autotune.records import Replay
 from autotune.results import DriftPoint, NoiseInfo
 from autotune.runfolder import RunFolder
@@ -41,12 +44,36 @@ class Measurement:
         self.base = self._reference()
         self.noise = self._noise() if plan.evaluator.is_noisy else []
 
-    def outcome(self, folder: str, params: PolicyParams) -> Outcome:
-        """`params` on all tuning traces, kept under `folder` of the run; a failure is an outcome with its reason."""
+    def outcome(self, folder: str, params: PolicyParams, race: Race | None = None) -> Outcome:
+        """`params` on all tuning traces, kept under `folder` of the run; a failure is an outcome with its reason.
+
+        race: stops the setting once its deficit is certain; the traces then come in the race's order.
+        """
         if params != self.plan.reference:
-            return self._measure(folder, params, self.base)
+            return self._measure(folder, params, self.base, race=race)
         self.run.copy_trial("references/reference", folder)
         return self.base
+
+    def again(self, folder: str, params: PolicyParams, repeat: int) -> Outcome:
+        """`params` measured once more on all tuning traces, or what an earlier process kept of that under `folder`."""
+        return self.run.load_trial(folder, params) or self._measure(folder, params, self.base, repeat)
+
+    def averaged(self, outcomes: Sequence[Outcome]) -> Outcome:
+        """Complete measurements of one setting as one: means of their metrics, and objectives of these."""
+        regimes = {
+            regime: {name: fmean(o.regimes[regime][name] for o in outcomes) for name in values}
+            for regime, values in outcomes[0].regimes.items()
+        }
+        by_trace = {
+            trace: {name: fmean(o.by_trace[trace][name] for o in outcomes) for name in values}
+            for trace, values in outcomes[0].by_trace.items()
+        }
+        return replace(
+            outcomes[0],
+            objectives={name: aggregate.objective(name, regimes, self.base.regimes) for name in self.objectives},
+            regimes=regimes,
+            by_trace=by_trace,
+        )
 
     def remembered(self, folder: str, params: PolicyParams) -> Outcome:
         """As `outcome`, or what an earlier process kept under `folder`."""
@@ -56,7 +83,7 @@ class Measurement:
         """The reference measured once more: its preferred objective's ratio to the first measurement, in per cent."""
         folder = f"references/again-{after_trial}"
         reference = self.plan.reference
-        found = self.run.load_trial(folder, reference) or self._measure(folder, reference, self.base, after_trial)
+        found = self.again(folder, reference, after_trial)
         if found.reason is not None:
             return DriftPoint(after_trial=after_trial, change_pct=None, reason=found.reason)
         change = choose.score(found.objectives, self.preferred) - 1
@@ -73,23 +100,47 @@ class Measurement:
             raise NoResult(f"the reference {reference.label()} cannot be measured: {found.reason}")
         return found
 
-    def _measure(self, folder: str, params: PolicyParams, base: Outcome | None, repeat: int = 0) -> Outcome:
+    def _measure(
+        self, folder: str, params: PolicyParams, base: Outcome | None, repeat: int = 0, race: Race | None = None
+    ) -> Outcome:
         started = time.perf_counter()
-        replays: list[Replay] = []
+        replays: dict[str, Replay] = {}
+        traces = {trace.name: trace for trace in self.plan.tuning}
+        by_trace: dict[str, dict[str, float]] = {}
+        stopped = None
         try:
-            for trace in self.plan.tuning:
-                replays.append(self.plan.evaluator.replay(params, trace, repeat))
-            means = aggregate.regime_means(replays, self.metrics, self.limits)
-            reference = base.regimes if base is not None else means
-            objectives = {name: aggregate.objective(name, means, reference) for name in self.objectives}
-            outcome = Outcome(objectives, means, aggregate.sum_branches(replays), time.perf_counter() - started)
+            for name in race.order if race is not None else traces:
+                replays[name] = self.plan.evaluator.replay(params, traces[name], repeat)
+                by_trace[name] = self._values(replays[name])
+                if race is not None and (stopped := race.deficit(by_trace)) is not None:
+                    break
+            in_order = [replays[name] for name in traces if name in replays]
+            means = aggregate.regime_means(in_order, self.metrics, self.limits)
+            reference = means if base is None else base.regimes
+            if base is not None and stopped is not None:
+                reference = aggregate.means_of_traces(
+                    base.by_trace, {replay.trace_name: replay.regime for replay in in_order}
+                )
+            outcome = Outcome(
+                {name: aggregate.objective(name, means, reference) for name in self.objectives},
+                means,
+                aggregate.sum_branches(in_order),
+                time.perf_counter() - started,
+                by_trace=by_trace,
+                stopped=stopped,
+            )
         except PpasError as error:
             if error.stops_study:
                 raise
             outcome = Outcome({}, {}, {}, time.perf_counter() - started, reason=str(error))
-        outcome = replace(outcome, client=aggregate.client_lag(replays))
-        self.run.save_trial(folder, params, outcome, replays)
+        outcome = replace(outcome, client=aggregate.client_lag(list(replays.values())))
+        self.run.save_trial(folder, params, outcome, list(replays.values()))
         return outcome
+
+    def _values(self, replay: Replay) -> dict[str, float]:
+        """The objectives' metrics of one replay. Raises NoResult when a request failed."""
+        (means,) = aggregate.regime_means([replay], self.objectives, self.limits).values()
+        return means
 
     def _noise(self) -> list[NoiseInfo]:
         """The reference measured again and again, against itself: an A/A test before anything is searched."""

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import numpy as np
 
-from autotune.records import FloatArray, RequestRecords
+from autotune.records import FloatArray, IntArray, RequestRecords
 from ppas_core.errors import InvalidInput
 
 
@@ -73,7 +73,7 @@ def itl_s(records: RequestRecords) -> FloatArray:
 def makespan_s(records: RequestRecords) -> float:
     """Last completion minus first planned arrival; NaN when nothing completed."""
     done = records.last_token_s[records.ok]
-    return float(done.max() - records.planned_s.min()) if len(done) else float("nan")
+    return float(done.max() - np.nanmin(records.planned_s)) if len(done) else float("nan")
 
 
 def meets_limits(records: RequestRecords, limits: Limits) -> FloatArray:
@@ -131,6 +131,7 @@ class Metric:
     better: which direction is an improvement.
     sample, reduce: the number is reduce(sample(records)); both None for a metric of the replay as a whole.
     per_request: whether `sample` gives one value per request of the trace, so that two settings pair up by row.
+    quantile: the percentile (0 to 100) that `reduce` takes; None where it is the mean, or nothing.
     """
 
     name: str
@@ -139,6 +140,7 @@ class Metric:
     sample: Sample | None = None
     reduce: Reduce | None = None
     per_request: bool = False
+    quantile: float | None = None
 
 
 def _p50(values: FloatArray) -> FloatArray:
@@ -157,15 +159,16 @@ METRICS: Final[Mapping[str, Metric]] = {
     metric.name: metric
     for metric in (
         *(
-            Metric(f"{prefix}_{base}_s", f"{label} {name}", "lower", function, reduce, base != "itl")
+            Metric(f"{prefix}_{base}_s", f"{label} {name}", "lower", function, reduce, base != "itl", quantile)
             for base, name, function in (
                 ("latency", "end-to-end latency", latency_s),
                 ("ttft", "TTFT", ttft_s),
                 ("tpot", "TPOT", tpot_s),
                 ("itl", "ITL", itl_s),
             )
-            for prefix, label, reduce in (
-                ("mean", "mean", mean), ("p50", "P50", _p50), ("p95", "P95", _p95), ("p99", "P99", _p99),
+            for prefix, label, reduce, quantile in (
+                ("mean", "mean", mean, None), ("p50", "P50", _p50, 50.0), ("p95", "P95", _p95, 95.0),
+                ("p99", "P99", _p99, 99.0),
             )
         ),
         Metric("makespan_s", "makespan"),
@@ -192,6 +195,30 @@ def value(name: str, records: RequestRecords, limits: Limits = NO_LIMITS) -> flo
         return makespan_s(records)
     span_s = makespan_s(records)
     return float(meets_limits(records, limits).sum() / span_s) if span_s > 0 else float("nan")
+
+
+def values_by_trace(name: str, records: RequestRecords, trace_start: IntArray) -> FloatArray:
+    """float64[T]: a per-request metric of each of T traces whose requests lie end to end in `records`.
+
+    trace_start: int64[T + 1], the traces' places. The same numbers as `value` gives trace by trace, at a fraction of
+    the cost: a sweep of a whole space asks for millions. Raises InvalidInput for a metric that is not per request.
+    """
+    definition = metric(name)
+    if definition.sample is None or not definition.per_request:
+        raise InvalidInput(f"metric {name} is not made of one value per request")
+    sizes = np.diff(trace_start)
+    rows = np.repeat(np.arange(len(sizes)), sizes)
+    table = np.full((len(sizes), int(sizes.max())), np.nan)
+    table[rows, np.arange(len(rows)) - np.repeat(trace_start[:-1], sizes)] = definition.sample(records)
+    table.sort(axis=1)  # NaN, where there is no value, goes last
+    count = np.count_nonzero(~np.isnan(table), axis=1)
+    if definition.quantile is None:
+        return np.divide(np.nansum(table, axis=1), count, out=np.full(len(sizes), np.nan), where=count > 0)
+    place = np.maximum(count - 1, 0) * (definition.quantile / 100)
+    low = place.astype(np.int64)
+    every = np.arange(len(sizes))
+    below, above = table[every, low], table[every, np.minimum(low + 1, np.maximum(count - 1, 0))]
+    return np.asarray(below + (above - below) * (place - low), dtype=np.float64)
 
 
 def summarize(records: RequestRecords, limits: Limits = NO_LIMITS) -> dict[str, float]:

@@ -14,7 +14,7 @@ import math
 import sqlite3
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +44,8 @@ class Outcome:
     """What trying one setting gave: ratios to the reference by objective, or the reason of the failure.
 
     client: how late the client of live replays was; see `autotune.aggregate.client_lag`.
+    by_trace: trace name to objective to value. stopped: why the last traces were left out; objectives and regimes then
+    rest on the traces seen.
     """
 
     objectives: dict[str, float]
@@ -52,6 +54,13 @@ class Outcome:
     duration_s: float
     reason: str | None = None
     client: dict[str, float] | None = None
+    by_trace: dict[str, dict[str, float]] = field(default_factory=dict)
+    stopped: str | None = None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every trace was measured."""
+        return self.reason is None and self.stopped is None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values, null for a metric that is undefined (NaN); `from_dict` gives the outcome back."""
@@ -62,13 +71,17 @@ class Outcome:
     def from_dict(cls, data: Any) -> Outcome:
         """What `to_dict` gave. Raises ValueError when it is something else."""
         try:
-            regimes = {
-                regime: {name: math.nan if value is None else float(value) for name, value in means.items()}
-                for regime, means in data["regimes"].items()
-            }
-            return cls(**{**data, "regimes": regimes})
+            tables = {name: _numbers(data.get(name, {})) for name in ("regimes", "by_trace")}
+            return cls(**{**data, **tables})
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"is no outcome of a trial: {error!r}") from None
+
+
+def _numbers(table: Any) -> dict[str, dict[str, float]]:
+    return {
+        row: {name: math.nan if value is None else float(value) for name, value in values.items()}
+        for row, values in table.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)

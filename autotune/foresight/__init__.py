@@ -1,0 +1,1 @@
+"""What the simulator is asked before and during a live study, and how far it may be believed."""

@@ -1,0 +1,175 @@
+"""The simulator beside a live study: it proposes settings, and is judged by what the live trials measure.
+
+It only proposes; measurements decide. Once its predictions are contradicted it proposes no more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from scipy.stats import spearmanr
+
+from autotune import choose
+from autotune.foresight.corrected import corrected, encoded_points
+from autotune.foresight.forecast import Forecast
+from autotune.records import FloatArray
+from ppas_core.policy import PolicyParams
+from search_spaces.space import Space
+
+PROPOSALS: Final = 5
+"""Settings proposed before the search goes on: the predicted best, and others spread over the predicted good ones."""
+LARGEST_ERROR_PCT: Final = 15.0
+"""Mean absolute error of the predicted ratios beyond which the simulator is not trusted."""
+LEAST_CONCORDANCE: Final = 0.85
+"""Share of the clearly different pairs that it must rank rightly."""
+_NEAR_BEST: Final = 0.02
+"""Settings predicted within this share of the best count as good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A setting with its measured ratios: metric name to ratio to the reference."""
+
+    params: PolicyParams
+    objectives: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """How far the simulator was off; see `autotune.results.Prediction` for the figures."""
+
+    num_trials: int
+    error_pct: float
+    concordance: float | None
+    rank_correlation: float | None
+
+    @property
+    def trusted(self) -> bool:
+        """Whether both figures are within their bounds."""
+        ranked = self.concordance is None or self.concordance >= LEAST_CONCORDANCE
+        return ranked and not self.error_pct > LARGEST_ERROR_PCT
+
+    @property
+    def sentence(self) -> str:
+        """The figures in words, beside their bounds."""
+        pairs = (
+            "no two of them differ by more than the noise"
+            if self.concordance is None
+            else f"{self.concordance:.0%} of the pairs that differ by more than the noise are ranked rightly "
+            f"(at least {LEAST_CONCORDANCE:.0%} asked)"
+        )
+        return (
+            f"predicted ratios are {self.error_pct:.1f} % off in the mean over {self.num_trials} trials (at most "
+            f"{LARGEST_ERROR_PCT:g} % allowed); {pairs}"
+        )
+
+
+class Guide:
+    """Proposals from a forecast of the whole space, for one preference.
+
+    known: settings that are measured before any proposal. noise: standard deviation of the log of a measured score.
+    visible: smallest log difference that is not noise.
+    """
+
+    def __init__(
+        self,
+        forecast: Forecast,
+        space: Space,
+        preferred: Sequence[str],
+        *,
+        known: Collection[PolicyParams],
+        noise: float,
+        visible: float,
+    ) -> None:
+        self.forecast = forecast
+        self._preferred = tuple(preferred)
+        self._noise = noise
+        self._visible = visible
+        self._space = space
+        self._log_score = np.log(forecast.score(preferred))
+        self._points = encoded_points(forecast.settings, space)
+        self._allowed = np.array([space.contains(params) for params in forecast.settings])
+        self.first = self.proposals(known)
+
+    def suggestion(self, measured: Sequence[Measured], num_proposed: int, turn: int) -> PolicyParams | None:
+        """What to measure next, or None where it is the sampler's turn, or the simulator is not trusted.
+
+        num_proposed: settings that came from here so far. turn: counts the trials; every second one is the sampler's.
+        """
+        if not self.judge(measured).trusted:
+            return None
+        taken = {trial.params for trial in measured}
+        if num_proposed < len(self.first):
+            return self.first[num_proposed] if self.first[num_proposed] not in taken else None
+        found = self.next(measured) if turn % 2 == 0 else None
+        return None if found is None else found[0]
+
+    def proposals(self, taken: Collection[PolicyParams], count: int = PROPOSALS) -> list[PolicyParams]:
+        """The predicted best, the best in each single objective, then predicted good ones far from all these."""
+        free = self._free(taken)
+        if not len(free):
+            return []
+        rankings = [self._log_score, *(np.log(self.forecast.ratios[name]) for name in self.forecast.ratios)]
+        chosen = list(dict.fromkeys(int(free[np.argmin(ranking[free])]) for ranking in rankings))[:count]
+        good = free[self._log_score[free] <= self._log_score[free].min() + _NEAR_BEST]
+        distance = np.full(len(good), math.inf)
+        for place in chosen:
+            distance = np.minimum(distance, self._distance(good, place))
+        while len(chosen) < count and len(good) and distance.max() > 0:
+            chosen.append(int(good[np.argmax(distance)]))
+            distance = np.minimum(distance, self._distance(good, chosen[-1]))
+        return [self.forecast.settings[place] for place in chosen]
+
+    def next(self, measured: Sequence[Measured]) -> tuple[PolicyParams, float] | None:
+        """The untried setting of the highest expected gain, and that gain in per cent; None when all were tried."""
+        free = self._free({trial.params for trial in measured})
+        inside = [trial for trial in measured if self._space.contains(trial.params)]
+        if not len(free) or not inside:
+            return None
+        tried, logs = self._predicted(inside), self._logs(inside)
+        tried_points = encoded_points([trial.params for trial in inside], self._space)
+        belief = corrected(
+            np.concatenate([self._log_score[free], tried]),
+            np.concatenate([self._points[free], tried_points]),
+            tried,
+            tried_points,
+            logs,
+            self._noise,
+        )
+        # The incumbent's own noise is taken out: the belief at the trials, not the luckiest measurement.
+        gain = belief.expected_gain(float(belief.mean[len(free) :].min()))[: len(free)]
+        best = int(np.argmax(gain))
+        return self.forecast.settings[int(free[best])], 100 * float(gain[best])
+
+    def judge(self, measured: Sequence[Measured]) -> Judgement:
+        """Predictions against the measurements. The reference is 1 by definition, and not counted."""
+        known = [trial for trial in measured if any(value != 1.0 for value in trial.objectives.values())]
+        predicted, logs = self._predicted(known), self._logs(known)
+        apart = np.subtract.outer(logs, logs)
+        upper = np.triu(np.abs(apart) > self._visible, 1)
+        ranked = np.sign(np.subtract.outer(predicted, predicted)[upper]) == np.sign(apart[upper])
+        vary = len(known) > 2 and np.ptp(logs) > 0 and np.ptp(predicted) > 0
+        return Judgement(
+            num_trials=len(known),
+            error_pct=100 * float(np.mean(np.abs(np.expm1(predicted - logs)))) if known else math.nan,
+            concordance=float(ranked.mean()) if len(ranked) else None,
+            rank_correlation=float(spearmanr(predicted, logs).statistic) if vary else None,
+        )
+
+    def _free(self, taken: Collection[PolicyParams]) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+        free = self._allowed.copy()
+        free[[self.forecast.places[params] for params in taken if params in self.forecast.places]] = False
+        return np.flatnonzero(free)
+
+    def _distance(self, places: np.ndarray[tuple[int], np.dtype[np.intp]], other: int) -> FloatArray:
+        return np.asarray(np.linalg.norm(self._points[places] - self._points[other], axis=1), dtype=np.float64)
+
+    def _predicted(self, measured: Sequence[Measured]) -> FloatArray:
+        return np.log([choose.score(self.forecast.ratio(trial.params), self._preferred) for trial in measured])
+
+    def _logs(self, measured: Sequence[Measured]) -> FloatArray:
+        return np.log([choose.score(trial.objectives, self._preferred) for trial in measured])
