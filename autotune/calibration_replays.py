@@ -26,9 +26,9 @@ _TINY_TOKENS: Final = 32
 _MOST_DECODES: Final = 64
 _BESIDE: Final = 4
 """Requests that decode while prefills are measured beside them."""
-_MOST_REPEATS: Final = 6
-_REST: Final = 1.5
-"""A lone request is followed by the next after this many of its own durations."""
+_MOST_REPEATS: Final = 12
+_REST, _REST_S = 1.5, 0.1
+"""A lone request is followed by the next after so many of its own durations and so many seconds."""
 _POOL_SHARE: Final = 0.8
 """Of the KV pool, for requests that run at once: nobody is preempted on purpose."""
 
@@ -113,13 +113,17 @@ def plan(
 def _lone(aim: Aim, pace: Pace, seconds: float) -> list[tuple[PolicyParams, Trace]]:
     """Requests one after another, each alone on the server, the long ones first and last."""
     lengths = [*reversed(aim.prompt_tokens)]
-    spent_s = sum(_REST * pace.seconds(aim, tokens, budget) for tokens in lengths for budget in aim.budgets)
+
+    def lasts_s(tokens: int, budget: int) -> float:
+        return _REST * pace.seconds(aim, tokens, budget) + _REST_S
+
+    spent_s = sum(lasts_s(tokens, budget) for tokens in lengths for budget in aim.budgets)
     found = []
     for budget in aim.budgets:
         now_s, shapes = 0.0, []
         for tokens in lengths * _repeats(seconds, spent_s):
             shapes.append((now_s, tokens, aim.output_tokens))
-            now_s += _REST * pace.seconds(aim, tokens, budget)
+            now_s += lasts_s(tokens, budget)
         found.append((aim.static(budget), _trace(f"lone-{budget}", shapes)))
     return found
 

@@ -29,6 +29,8 @@ _RAMP_GAIN: Final = 0.01
 """The ramp is kept when it lowers the mean squared left-out error by more than this share of it."""
 _LARGEST_ERROR: Final = 0.3
 _RAMP_CANDIDATES: Final = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288)
+_STALL: Final = 8.0
+_LEAST_SPREAD: Final = 0.01
 _OUTLIER: Final = 4.0
 """A step this many robust standard deviations off is an outlier."""
 
@@ -70,7 +72,8 @@ class StepFit:
     cost: the fitted step cost. coefficients: each with its interval and verdict.
     residuals: by regime, of the steps fitted. held_out: the same, of the blocks held out, predicted by a fit without
     them. noise_sigma: standard deviation of the log of measured over predicted, of the bulk. outlier_share: of the
-    steps. time_ratio: predicted over measured time of all steps; below 1 where stalls took time that no model holds.
+    steps. level: what all coefficients were multiplied by at the end, see `fit_steps`. time_ratio: predicted over
+    measured time of all steps; below 1 where stalls took time that no model holds.
     ramp: how it was decided. left_out: rows of the logs that were no use, by reason.
     """
 
@@ -80,6 +83,7 @@ class StepFit:
     held_out: Mapping[str, Residuals]
     noise_sigma: float
     outlier_share: float
+    level: float
     time_ratio: float
     ramp: Mapping[str, Any]
     left_out: Mapping[str, int]
@@ -92,6 +96,7 @@ class StepFit:
             "held_out": {name: found.to_dict() for name, found in self.held_out.items()},
             "noise_sigma": round(self.noise_sigma, 5),
             "outlier_share": round(self.outlier_share, 5),
+            "level": round(self.level, 5),
             "time_ratio": round(self.time_ratio, 5),
             "ramp": dict(self.ramp),
             "rows_left_out": dict(self.left_out),
@@ -107,7 +112,9 @@ def fit_steps(steps: pd.DataFrame | StepFeatures, *, seed: int = 0) -> StepFit:
 
     steps: one log with the columns of `StepRow`, or the features of several (see `StepFeatures.join`).
     Every fifth block of consecutive steps is held out: the form is chosen without it and its error is what `held_out`
-    says; the coefficients returned are fitted to all steps. Deterministic for a seed.
+    says; the coefficients returned are fitted to all steps. A robust fit follows the middle of the noise, but a replay
+    takes the mean: at the end all coefficients are scaled so that the time in all fitted steps is the measured one, where
+    a step counts as at most _STALL robust standard deviations above its prediction. Deterministic for a seed.
     Raises NoResult when fewer than LEAST_STEPS steps are usable.
     """
     found = steps if isinstance(steps, StepFeatures) else StepFeatures.of(steps)
@@ -123,11 +130,12 @@ def fit_steps(steps: pd.DataFrame | StepFeatures, *, seed: int = 0) -> StepFit:
 
     columns = design.columns(found, ramp_tokens)
     coefficients, weights = design.solve(columns, found.duration_s, design.balance(design.kinds(found)))
+    coefficients, level = _levelled(columns, found.duration_s, coefficients)
     predicted = np.maximum(columns @ coefficients, 1e-9)
     relative = found.duration_s / predicted - 1
     spread = design.robust_spread(np.log(found.duration_s / predicted))
     names = (*design.COEFFICIENTS, *([design.RAMP] if ramp_tokens is not None else []))
-    examined = examine(names, columns, found.duration_s, weights, coefficients, blocks, seed=seed)
+    examined = examine(names, columns, found.duration_s * level, weights, coefficients, blocks, seed=seed)
     return StepFit(
         cost=design.cost_of(coefficients, ramp_tokens),
         coefficients=examined,
@@ -135,6 +143,7 @@ def fit_steps(steps: pd.DataFrame | StepFeatures, *, seed: int = 0) -> StepFit:
         held_out=_by_regime(found.take(is_tested), held_out),
         noise_sigma=spread,
         outlier_share=float(np.mean(np.abs(relative) > _OUTLIER * max(spread, 1e-4))),
+        level=level,
         time_ratio=float(predicted.sum() / found.duration_s.sum()),
         ramp=ramp,
         left_out=found.left_out,
@@ -190,11 +199,20 @@ def _left_out_loss(steps: StepFeatures, blocks: npt.NDArray[np.int64], ramp_toke
     return total / weight if weight else float("inf")
 
 
+def _levelled(columns: Floats, duration_s: Floats, coefficients: Floats) -> tuple[Floats, float]:
+    """The coefficients scaled to the measured time, stalls cut; and the factor."""
+    predicted = np.maximum(columns @ coefficients, 1e-9)
+    spread = max(design.robust_spread(np.log(duration_s / predicted)), _LEAST_SPREAD)
+    level = float(np.minimum(duration_s, predicted * (1 + _STALL * spread)).sum() / predicted.sum())
+    return coefficients * level, level
+
+
 def _without(steps: StepFeatures, fitted: Bools, ramp_tokens: float | None) -> Floats:
     """All steps as predicted by a fit to the fitted ones."""
     columns = design.columns(steps, ramp_tokens)
     counts = design.balance(design.kinds(steps)[fitted])
     coefficients, _ = design.solve(columns[fitted], steps.duration_s[fitted], counts)
+    coefficients, _ = _levelled(columns[fitted], steps.duration_s[fitted], coefficients)
     return np.asarray(columns @ coefficients)
 
 
