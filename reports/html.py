@@ -47,21 +47,11 @@ def render(results: StudyResults) -> str:
 def page(results: StudyResults, shown: Mapping[str, Panel], known: Odds | None = None) -> str:
     """The document around panels that were drawn before. known: the odds, when already computed."""
     odds = front_odds(results) if known is None else known
-    scripts = {
-        "boot": _asset("boot.js"),
-        "plotly": get_plotlyjs(),
-        "report": _asset("report.js"),
-    }
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_TEMPLATES),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template("report.html.j2").render(
+    return document(
+        "report.html.j2",
+        shown,
         title=cleaned(results.name, 120),
-        version=ppas_core.__version__,
+        kind="P-PAS tuning report",
         simulated=results.origin is Origin.SIMULATED,
         created_at=moment(results.created_at),
         choice=cleaned(results.choice, 1000),
@@ -70,7 +60,6 @@ def page(results: StudyResults, shown: Mapping[str, Panel], known: Odds | None =
         headline=verdict.headline(results),
         load_lead=statics.sentence(results),
         quality=_quality(results),
-        panels=shown,
         tables={
             table.id: table
             for table in (
@@ -89,6 +78,27 @@ def page(results: StudyResults, shown: Mapping[str, Panel], known: Odds | None =
         study_file=summary.study_file(results),
         provenance=summary.provenance(results),
         space=summary.entries(results.space),
+    )
+
+
+def document(template: str, shown: Mapping[str, Panel], **context: Any) -> str:
+    """A whole page: one of our templates with the figures `shown`, the scripts, and what it needs besides."""
+    scripts = {
+        "boot": _asset("boot.js"),
+        "plotly": get_plotlyjs(),
+        "report": _asset("report.js"),
+    }
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(template).render(
+        **context,
+        version=ppas_core.__version__,
+        panels=shown,
         policy=_policy(scripts.values()),
         style=Markup(_asset("report.css")),  # noqa: S704 - ours, not the results'
         scripts={name: Markup(text) for name, text in scripts.items()},  # noqa: S704 - ours, not the results'

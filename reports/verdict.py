@@ -245,7 +245,7 @@ def _tiles(results: StudyResults, shown: Sequence[Comparison]) -> list[Tile]:
                 direction,
                 f"{comparison.confidence:.0%} interval: {_within(effect, metric)}",
                 tone_of(effect),
-                _strip(effect, min(ends), max(ends)),
+                strip_of(effect, min(ends), max(ends)),
             )
         )
     return [*tiles, _share_tile(main)]
@@ -274,7 +274,8 @@ def tone_of(effect: Effect) -> Tone:
     return "good" if effect.low_pct > 0 else "bad" if effect.high_pct < 0 else "even"
 
 
-def _strip(effect: Effect, low: float, high: float) -> Strip | None:
+def strip_of(effect: Effect, low: float, high: float) -> Strip | None:
+    """The effect on a line from `low` to `high` with a margin; None when it is not finite."""
     if any(finite(v) is None for v in (effect.low_pct, effect.improvement_pct, effect.high_pct)):
         return None
     margin = 0.08 * max(high - low, 1.0)
