@@ -213,7 +213,8 @@ def values_by_trace(name: str, records: RequestRecords, trace_start: IntArray) -
     table.sort(axis=1)  # NaN, where there is no value, goes last
     count = np.count_nonzero(~np.isnan(table), axis=1)
     if definition.quantile is None:
-        return np.divide(np.nansum(table, axis=1), count, out=np.full(len(sizes), np.nan), where=count > 0)
+        sums = np.nansum(table, axis=1)
+        return np.asarray(np.divide(sums, count, out=np.full(len(sizes), np.nan), where=count > 0), dtype=np.float64)
     place = np.maximum(count - 1, 0) * (definition.quantile / 100)
     low = place.astype(np.int64)
     every = np.arange(len(sizes))

@@ -16,7 +16,7 @@ from autotune.study import resolve_sampler
 from ppas_core import defaults
 from ppas_core.errors import InvalidInput
 from ppas_core.policy import PolicyParams
-from ppas_core.sim.profile import load_profile
+from ppas_core.sim.profile import DEFAULT_PROFILE, Profile, load_profile
 from search_spaces.space import Space, load_space
 from traces.format import Trace
 
@@ -32,7 +32,10 @@ _TAIL_S: Final = 5.0
 
 @dataclass(frozen=True)
 class Plan:
-    """known: the reference, published settings and static budgets, each with the arm that it belongs to."""
+    """known: the reference, published settings and static budgets, each with the arm that it belongs to.
+
+    profile: the simulator's, where the study names one; a simulated study without one takes the default.
+    """
 
     spec: StudySpec
     space: Space
@@ -42,6 +45,7 @@ class Plan:
     reference: PolicyParams
     known: tuple[tuple[Arm, PolicyParams], ...]
     sampler: str
+    profile: Profile | None = None
     profile_file: Path | None = None
 
     @property
@@ -122,6 +126,10 @@ def make_plan(spec: StudySpec, folder: Path = Path()) -> Plan:
         evaluator = simulated_evaluator(spec, folder)
     for trace in (*tuning, *held_out):
         evaluator.check(trace)
+    profile = _named_profile(spec, folder)
+    if profile is not None and spec.backend == "vllm":
+        for trace in (*tuning, *held_out):
+            SimulatedEvaluator(profile).check(trace)
     return Plan(
         spec=spec,
         space=space,
@@ -131,14 +139,21 @@ def make_plan(spec: StudySpec, folder: Path = Path()) -> Plan:
         reference=reference,
         known=tuple((arm, params) for params, arm in known.items()),
         sampler=resolve_sampler(spec.sampler),
-        profile_file=folder / spec.profile if spec.profile.endswith(".json") and spec.backend != "vllm" else None,
+        profile=profile,
+        profile_file=folder / spec.profile if spec.profile is not None and spec.profile.endswith(".json") else None,
     )
 
 
 def simulated_evaluator(spec: StudySpec, folder: Path = Path()) -> SimulatedEvaluator:
     """The simulator that the study names. Raises InvalidInput."""
-    profile = load_profile(str(folder / spec.profile) if spec.profile.endswith(".json") else spec.profile)
+    profile = _named_profile(spec, folder) or load_profile(DEFAULT_PROFILE)
     return SimulatedEvaluator(profile, noise_sigma=spec.noise_sigma, seed=spec.seed)
+
+
+def _named_profile(spec: StudySpec, folder: Path) -> Profile | None:
+    if spec.profile is None:
+        return None
+    return load_profile(str(folder / spec.profile) if spec.profile.endswith(".json") else spec.profile)
 
 
 def static_like(reference: PolicyParams, budget: int) -> PolicyParams:

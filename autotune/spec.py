@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -26,6 +27,7 @@ _SETTING_FILES: Final = (".json", ".yaml", ".yml", ".env")
 _PAPER_RATES: Final = (0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
 
 Rate = Annotated[float, Field(gt=0, le=1e5)]
+RateFactor = Annotated[float, Field(gt=0.05, le=20)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Length = Annotated[int, Field(ge=1, le=10_000_000)]
 
@@ -204,8 +206,10 @@ class StudySpec(_Model):
         default="simulator", description="Where trials run: on the embedded simulator, or on a live vLLM server."
     )
     server: ServerSpec | None = Field(default=None, description="The server of a live study (backend: vllm).")
-    profile: str = Field(
-        default="rtx5090-qwen2.5-3b", description="Simulator profile: a shipped name or a profile file (JSON)."
+    profile: str | None = Field(
+        default=None,
+        description="Simulator profile: a shipped name or a profile file (JSON). Default: rtx5090-qwen2.5-3b; a live study "
+        "calibrates one of its own server.",
     )
     noise_sigma: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.0, description="Simulator only: log-normal noise per step (standard deviation); 0 is exact."
@@ -244,8 +248,15 @@ class StudySpec(_Model):
         default="",
         description="What decides the pick: mean, p95, balanced, or an objective's name; default: the first objective.",
     )
-    protect: tuple[str, ...] | Literal["all"] = Field(
-        default=(), description="Load regimes in which the pick must not be worse than the reference, or all."
+    protect: tuple[str, ...] | Literal["all", "everywhere"] = Field(
+        default=(),
+        description="Load regimes in which the pick must not be worse than the reference, or all; everywhere: in all, and "
+        "at every one of robustness_rates (simulated), too.",
+    )
+    robustness_rates: tuple[RateFactor, ...] = Field(
+        default=(0.7, 1.3),
+        max_length=8,
+        description="Multiples of the traffic's rate at which the pick is judged as well (simulated); [] for none.",
     )
     sampler: Literal["auto", "gp", "tpe", "cmaes", "nsga2", "qmc", "random"] = Field(
         default="auto", description="Optuna sampler; auto is gp where torch is installed, else tpe."
@@ -258,6 +269,19 @@ class StudySpec(_Model):
         default=None, description="Stop the search after this long, as in 90s, 45m, 2h; the trials reached are used."
     )
     random_arm: bool = Field(default=False, description="Run a random search of the same size beside, for comparison.")
+    simulate: bool = Field(
+        default=True,
+        description="Live only: calibrate the simulator on the server (or take profile), sweep the space in it and measure "
+        "first what it finds good. It only proposes; measurements decide.",
+    )
+    race: bool = Field(
+        default=True,
+        description="Where measurements vary: stop a setting before its last trace once its deficit is certain.",
+    )
+    stop_early: bool = Field(
+        default=True,
+        description="Live only: end the search once no gain above the noise is to be expected of another trial.",
+    )
     confidence: Annotated[float, Field(ge=0.5, lt=1)] = Field(
         default=0.95, description="Confidence of the bootstrap intervals."
     )
@@ -321,6 +345,10 @@ class StudySpec(_Model):
             return parse_setting(str(folder / self.reference))
         return parse_setting(self.reference)
 
+    def protected(self, regimes: Sequence[str]) -> Sequence[str]:
+        """Of a study's `regimes`, those that are protected."""
+        return regimes if isinstance(self.protect, str) else self.protect
+
     def metric_limits(self) -> Limits:
         """The service levels for goodput."""
         return Limits(**self.limits.model_dump())
@@ -349,7 +377,7 @@ class StudySpec(_Model):
         if twice := [name for name, count in names.items() if count > 1]:
             raise InvalidInput(f"two traces are called {twice[0]!r}; give every trace of a study a name of its own")
         regimes = list(dict.fromkeys(trace.regime for trace in tuning))
-        if unknown := [name for name in (self.protect if self.protect != "all" else ()) if name not in regimes]:
+        if unknown := [name for name in self.protected(()) if name not in regimes]:
             raise InvalidInput(f"protect names the regime {unknown[0]!r}; the tuning traces have: {', '.join(regimes)}")
         return tuning, held_out
 

@@ -165,6 +165,11 @@ class Search:
         with _stored(self._database):
             return [self._read(trial) for trial in self._study.get_trials(states=(TrialState.COMPLETE,))]
 
+    def has_next(self) -> bool:
+        """Whether the next trial is settled already: proposed, or left unfinished by a killed process."""
+        with _stored(self._database):
+            return bool(self._study.get_trials(deepcopy=False, states=(TrialState.WAITING, TrialState.RUNNING)))
+
     def propose(self, arm: Arm, params: PolicyParams) -> None:
         """Makes `params`, which must lie in the space, the next trial."""
         with _stored(self._database):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from autotune import aggregate, choose, interrupt, landscape, metrics, pareto, provenance
+from autotune import choose, interrupt, landscape, metrics, pareto, provenance
 from autotune.compare import held_out_result
+from autotune.confirm import confirm
+from autotune.evaluate import Evaluator, SimulatedEvaluator
 from autotune.finalists import check_cold, compare_finalists, replay_held_out
+from autotune.foresight.stage import foresee
 from autotune.measure import Measurement
-from autotune.plan import REFERENCE_EVERY, Plan
+from autotune.plan import Plan
 from autotune.progress import Progress, Silent
 from autotune.records import Origin
 from autotune.results import (
@@ -20,14 +23,16 @@ from autotune.results import (
     ClientLateness,
     ColdCheck,
     Comparison,
-    DriftPoint,
     Objective,
+    RobustnessPoint,
     Setting,
     StudyResults,
     TraceInfo,
     Trial,
 )
+from autotune.robustness import regimes_at, robustness, saturated_regimes
 from autotune.runfolder import RunFolder, folder_name, open_run
+from autotune.searching import Searching
 from autotune.study import Search, SearchTrial
 from autotune.timeline import make_timeline
 from ppas_core.errors import InvalidInput, NoResult
@@ -65,19 +70,19 @@ class _Tuner:
         self.study = Measurement(plan, run, progress)
         self.objectives = self.study.objectives
         self.preferred = self.study.preferred
-        self.drift: list[DriftPoint] = []
-        self.cut: str | None = None
+        self.foresight, self.unforeseen = foresee(self.study)
+        self.searching = Searching(self.study, self.foresight)
 
     def results(self) -> StudyResults:
         plan, spec, study = self.plan, self.spec, self.study
         outside = self._measure_outside()
         search = self._search("search", plan.sampler, spec.seed, plan.in_space)
-        found = self._run_arm(search, "Searching", len(plan.in_space) + spec.trials, "trials")
+        measured = self.searching.search(search, len(plan.in_space) + spec.trials)
         random: list[SearchTrial] = []
         if spec.random_arm:
             arm = self._search("random", "random", spec.seed + _RANDOM_STREAM, ())
-            num_searched = sum(trial.arm == "search" for trial in found)
-            random = self._run_arm(arm, "Random search, for comparison", num_searched, "random")
+            random = self.searching.random(arm, sum(trial.arm in ("search", "predicted") for trial in measured))
+        found = confirm(study, measured)
 
         trials = self._list_trials(found, outside, random)
         choice, pick, not_identified = self._choose(trials)
@@ -120,13 +125,19 @@ class _Tuner:
             importance_method="PED-ANOVA (share of the variance among the better trials)",
             hypervolume=self._hypervolume(trials),
             landscape=surface,
+            maps=[] if self.foresight is None else self.foresight.forecast.maps(self.preferred[0]),
+            prediction=None if self.foresight is None else self.foresight.prediction(measured),
+            robustness=self._robustness(pick),
+            saturated=saturated_regimes(
+                [*held_out["tuned"], *held_out[plan.reference_role]],
+            ),
             timeline=make_timeline(
                 plan.evaluator, plan.held_out, held_out, ("tuned", plan.reference_role, "best static")
             ),
             not_identified=not_identified,
             warnings=self._warnings(trials, pick, comparisons, exported_role, cold),
             noise=study.noise,
-            drift=self.drift,
+            drift=self.searching.drift,
             cold=cold,
             provenance=provenance.collect(plan.evaluator.describe(), spec.model_dump(mode="json"), plan.sampler),
         )
@@ -154,38 +165,6 @@ class _Tuner:
             first=first,
         )
 
-    def _run_arm(self, search: Search, stage: str, total: int, folder: str) -> list[SearchTrial]:
-        """Trials until there are `total`; the search itself also ends with its time budget, and watches for drift."""
-        is_search = folder == "trials"
-        done = search.trials()
-        budget_s = self.spec.time_budget_s() if is_search else None
-        spent_s = sum(trial.outcome.duration_s for trial in done)
-        started = time.perf_counter()
-        self.progress.begin(stage, total, len(done))
-        for number in range(REFERENCE_EVERY, len(done) + 1, REFERENCE_EVERY):
-            self._watch_drift(number, is_search)  # measured by an earlier process, and read back
-        while len(done) < total:
-            interrupt.check()
-            beyond_known = len(done) >= len(self.plan.in_space)
-            if budget_s is not None and beyond_known and spent_s + time.perf_counter() - started >= budget_s:
-                self.cut = f"the time budget ended the search after {len(done)} of {total} settings"
-                break
-            done.append(search.step(lambda number, params: self.study.outcome(f"{folder}/{number}", params)))
-            self.progress.advance(self._best_note(done))
-            if len(done) % REFERENCE_EVERY == 0:
-                self._watch_drift(len(done), is_search)
-        self.progress.end()
-        return done
-
-    def _watch_drift(self, trials: int, is_search: bool) -> None:
-        if is_search and self.plan.evaluator.is_noisy:
-            self.drift.append(self.study.drift(trials))
-
-    def _best_note(self, trials: Iterable[SearchTrial]) -> str:
-        scores = [choose.score(t.outcome.objectives, self.preferred) for t in trials if t.outcome.reason is None]
-        gain = f"{aggregate.improvement_pct(min(scores)):+.1f} %" if scores else "nothing measured"
-        return f"best so far {gain} on the reference ({self.spec.prefer}, tuning traces, {self.plan.evaluator.origin})"
-
     def _list_trials(
         self,
         found: Sequence[SearchTrial],
@@ -194,7 +173,7 @@ class _Tuner:
     ) -> list[Trial]:
         """All trials in one list with one numbering: the search's own, then known settings outside it, then random."""
         entries = [(trial.arm, trial.params, trial.outcome) for trial in (*found, *outside, *random)]
-        good = [i for i, (arm, _, outcome) in enumerate(entries) if outcome.reason is None and arm != "random"]
+        good = [i for i, (arm, _, outcome) in enumerate(entries) if outcome.is_complete and arm != "random"]
         points = [[entries[i][2].objectives[name] for name in self.objectives] for i in good]
         front = {i for i, keep in zip(good, pareto.on_front(points), strict=True) if keep}
         return [
@@ -202,9 +181,11 @@ class _Tuner:
                 number=number,
                 arm=arm,
                 setting=Setting.of(params),
-                state="ok" if outcome.reason is None else "failed",
-                reason=outcome.reason,
+                state="ok" if outcome.is_complete else "failed" if outcome.reason else "stopped",
+                reason=outcome.reason or outcome.stopped,
                 objectives=outcome.objectives,
+                by_trace=outcome.by_trace,
+                predicted={} if self.foresight is None else self.foresight.forecast.ratio(params),
                 regimes=outcome.regimes,
                 branch_steps=outcome.branch_steps,
                 dimensions=self.plan.space.coordinates(params) if self.plan.space.contains(params) else {},
@@ -220,7 +201,7 @@ class _Tuner:
         eligible = [trial for trial in trials if trial.state == "ok" and trial.arm != "random"]
         candidates = [choose.Candidate(t.setting.to_params(), t.objectives, t.regimes) for t in eligible]
         reference = next(i for i, trial in enumerate(eligible) if trial.arm == "reference")
-        protect = list(self.study.base.regimes) if self.spec.protect == "all" else self.spec.protect
+        candidates, protect = self._protect(candidates, reference)
         choice = choose.choose(candidates, reference, self.preferred, protect=protect, tie_pct=self.spec.tie_pct)
         picked = eligible[choice.index]
         pick = picked.setting.to_params()
@@ -235,6 +216,48 @@ class _Tuner:
                 fate = "the pick's value is kept, since the reference's would make a difference"
             reasons = {knob: f"{reason}; {fate}" for knob, reason in reasons.items()}
         return choose.Choice(trials.index(picked), choice.sentence), pick, reasons
+
+    def _protect(
+        self, candidates: list[choose.Candidate], reference: int
+    ) -> tuple[list[choose.Candidate], Sequence[str]]:
+        """The candidates with the regimes in which they must not harm: with `everywhere` also simulated other rates."""
+        protect = self.spec.protected(list(self.study.base.regimes))
+        evaluator = self._simulator()
+        if self.spec.protect != "everywhere" or evaluator is None:
+            return candidates, protect
+        factors, names = self.spec.robustness_rates, self.objectives
+        widened = []
+        self.progress.begin("Simulating the settings at other rates", len(candidates))
+        for candidate in candidates:
+            interrupt.check()
+            more = regimes_at(evaluator, self.plan.tuning, factors, candidate.params, names)
+            widened.append(replace(candidate, regimes={**candidate.regimes, **more}))
+            self.progress.advance(candidate.params.label())
+        self.progress.end()
+        return widened, [
+            *protect,
+            *(name for name in widened[reference].regimes if name not in self.study.base.regimes),
+        ]
+
+    def _simulator(self) -> Evaluator | None:
+        """What simulates this study: its own evaluator, or the profile beside a live one while it is trusted."""
+        if self.plan.evaluator.origin is Origin.SIMULATED:
+            return self.plan.evaluator
+        if self.foresight is None or self.foresight.dropped is not None:
+            return None
+        return SimulatedEvaluator(self.foresight.forecast.profile)
+
+    def _robustness(self, pick: PolicyParams) -> list[RobustnessPoint]:
+        evaluator, plan, study = self._simulator(), self.plan, self.study
+        if evaluator is None or not self.spec.robustness_rates:
+            return []
+        self.progress.begin("Simulating the pick at other rates", 1)
+        names = tuple(dict.fromkeys([*self.objectives, *self.preferred]))
+        points = robustness(
+            evaluator, plan.held_out, self.spec.robustness_rates, pick, plan.reference, names, study.limits
+        )
+        self.progress.end()
+        return points
 
     def _best_static(self, trials: Sequence[Trial]) -> PolicyParams:
         """The static budget with the best preferred objective on the tuning traces."""
@@ -285,7 +308,13 @@ class _Tuner:
         exported_role: str,
         cold: ColdCheck | None,
     ) -> list[str]:
-        notes = [self.cut] if self.cut else []
+        notes = [note for note in (self.searching.cut, self.unforeseen) if note]
+        if self.foresight is not None and (dropped := self.foresight.dropped) is not None:
+            notes.append(f"the simulator was dropped, since the live trials contradict it: {dropped}")
+        if self.spec.protect == "everywhere" and self._simulator() is None:
+            notes.append(
+                "other rates could not be simulated, so that the pick is protected on the traffic as it is only"
+            )
         if failed := [t for t in trials if t.state == "failed"]:
             notes.append(f"{len(failed)} of {len(trials)} trials failed; the first: {failed[0].reason}")
         if pick.is_static:
@@ -315,7 +344,7 @@ class _Tuner:
                 f"the gain of {gain_pct:.1f} % is below the simulator's own error of {error_pct:.1f} % on published "
                 "runs: confirm it on a live server"
             )
-        drifts = [abs(point.change_pct) for point in self.drift if point.change_pct is not None]
+        drifts = [abs(point.change_pct) for point in self.searching.drift if point.change_pct is not None]
         visible_pct = max((noise.visible_pct for noise in self.study.noise), default=0.0)
         if drifts and max(drifts) > visible_pct:
             notes.append(

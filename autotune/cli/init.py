@@ -161,11 +161,10 @@ def _server(
 
 
 def _profile(ask: _Asker, profile: str | None, folder: Path) -> str:
-    from autotune.spec import StudySpec
-    from ppas_core.sim.profile import profile_names
+    from ppas_core.sim.profile import DEFAULT_PROFILE, profile_names
 
-    default: str = StudySpec.model_fields["profile"].default
-    answer = ask(f"Simulator profile: {', '.join(profile_names())} or a file", profile, "--profile", str, default)
+    question = f"Simulator profile: {', '.join(profile_names())} or a file"
+    answer = ask(question, profile, "--profile", str, DEFAULT_PROFILE)
     return _beside(Path(answer), folder) if answer.endswith(".json") else answer
 
 

@@ -154,7 +154,7 @@ def _bench(study: Path | None, trace_files: list[Path] | None, profile: str | No
     evaluator = simulated_evaluator(spec, base)
     for trace in traces:
         evaluator.check(trace)
-    return _Bench(spec, evaluator, traces, spec.profile)
+    return _Bench(spec, evaluator, traces, evaluator.profile.name)
 
 
 def profile_option(profile: str) -> str:

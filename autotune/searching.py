@@ -1,0 +1,153 @@
+"""One arm of a search: trials until there are enough, the time is up, or nothing more is to be gained."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from functools import partial
+from typing import Final
+
+from autotune import aggregate, choose, interrupt
+from autotune.foresight.stage import Foresight
+from autotune.measure import Measurement
+from autotune.plan import REFERENCE_EVERY
+from autotune.race import Race
+from autotune.records import Origin
+from autotune.results import DriftPoint
+from autotune.study import Outcome, Search, SearchTrial
+from ppas_core.policy import PolicyParams
+
+_PATIENCE: Final = 12
+"""Trials without progress after which a search whose simulator says nothing counts as settled."""
+_LEAST_TRIALS: Final = 8
+"""Trials beyond the known settings before a search may end early."""
+
+
+class Searching:
+    """Runs arms of the study's search, and keeps what they say of themselves.
+
+    drift: the reference measured again and again. cut: why the search ended before its last trial, if it did.
+    """
+
+    def __init__(self, study: Measurement, foresight: Foresight | None) -> None:
+        self._study = study
+        self._spec = study.plan.spec
+        self._foresight = foresight
+        self.drift: list[DriftPoint] = []
+        self.cut: str | None = None
+
+    def search(self, search: Search, total: int) -> list[SearchTrial]:
+        """The study's own search, up to `total` trials: guided, raced, watched for drift, within its time budget."""
+        plan, progress = self._study.plan, self._study.progress
+        done = search.trials()
+        race = self._race(done)
+        budget_s = self._spec.time_budget_s()
+        spent_s = sum(trial.outcome.duration_s for trial in done)
+        started = time.perf_counter()
+        progress.begin("Searching", total, len(done))
+        for number in range(REFERENCE_EVERY, len(done) + 1, REFERENCE_EVERY):
+            self._watch_drift(number)  # measured by an earlier process, and read back
+        while len(done) < total:
+            interrupt.check()
+            if len(done) >= len(plan.in_space):
+                if budget_s is not None and spent_s + time.perf_counter() - started >= budget_s:
+                    self.cut = f"the time budget ended the search after {len(done)} of {total} settings"
+                    break
+                if (settled := self._settled(done)) is not None:
+                    self.cut = f"the search ended after {len(done)} of {total} settings: {settled}"
+                    break
+                self._propose(search, done)
+            # Known settings are measured whole: they are what a race is run against.
+            done.append(search.step(partial(self._measure, race if len(done) >= len(plan.in_space) else None)))
+            if race is not None:
+                _note(race, done[-1], self._study.preferred)
+            progress.advance(self._best_note(done))
+            if len(done) % REFERENCE_EVERY == 0:
+                self._watch_drift(len(done))
+        progress.end()
+        return done
+
+    def random(self, search: Search, total: int) -> list[SearchTrial]:
+        """The random arm, for comparison: plain trials."""
+        progress = self._study.progress
+        done = search.trials()
+        progress.begin("Random search, for comparison", total, len(done))
+        while len(done) < total:
+            interrupt.check()
+            done.append(search.step(lambda number, params: self._study.outcome(f"random/{number}", params)))
+            progress.advance(self._best_note(done))
+        progress.end()
+        return done
+
+    def _measure(self, race: Race | None, number: int, params: PolicyParams) -> Outcome:
+        return self._study.outcome(f"trials/{number}", params, race)
+
+    def _propose(self, search: Search, done: list[SearchTrial]) -> None:
+        if self._foresight is None or search.has_next():
+            return
+        if (params := self._foresight.suggestion(done, len(done))) is not None:
+            search.propose("predicted", params)
+
+    def _race(self, done: Iterable[SearchTrial]) -> Race | None:
+        """The race of this study, with the trials that ran already; None where nothing varies or it is not wanted."""
+        study, plan = self._study, self._study.plan
+        if not (plan.evaluator.is_noisy and self._spec.race and len(plan.tuning) > 2 and study.base.by_trace):
+            return None
+        names = [trace.name for trace in plan.tuning]
+        if self._foresight is not None:
+            names = [names[place] for place in self._foresight.forecast.trace_order(study.preferred)]
+        noise = max(entry.replay_pct / 100 for entry in study.noise)
+        race = Race(objectives=study.objectives, order=names, noise=noise)
+        for trial in done:
+            _note(race, trial, study.preferred)
+        return race
+
+    def _settled(self, done: list[SearchTrial]) -> str | None:
+        """Why another trial is not worth its time, in words; None while it may be."""
+        study = self._study
+        if study.plan.evaluator.origin is not Origin.LIVE:
+            return None
+        if not self._spec.stop_early or len(done) < len(study.plan.in_space) + _LEAST_TRIALS:
+            return None
+        floor_pct = max([self._spec.tie_pct, *(entry.objective_pct for entry in study.noise)])
+        gain_pct = None if self._foresight is None else self._foresight.expected_gain_pct(done)
+        if gain_pct is not None:
+            if gain_pct >= floor_pct / 10 or _since_best(done, study, floor_pct) < _LEAST_TRIALS // 2:
+                return None
+            return (
+                f"another trial is expected to gain {gain_pct:.2f} %, far below what can be told from noise "
+                f"({floor_pct:.1f} %)"
+            )
+        idle = _since_best(done, study, floor_pct)
+        if idle < _PATIENCE:
+            return None
+        return f"the last {idle} gained less than what can be told from noise ({floor_pct:.1f} %)"
+
+    def _watch_drift(self, trials: int) -> None:
+        if self._study.plan.evaluator.is_noisy:
+            self.drift.append(self._study.drift(trials))
+
+    def _best_note(self, trials: Iterable[SearchTrial]) -> str:
+        study = self._study
+        scores = [choose.score(t.outcome.objectives, study.preferred) for t in trials if t.outcome.is_complete]
+        gain = f"{aggregate.improvement_pct(min(scores)):+.1f} %" if scores else "nothing measured"
+        origin = study.plan.evaluator.origin
+        return f"best so far {gain} on the reference ({self._spec.prefer}, tuning traces, {origin})"
+
+
+def _note(race: Race, trial: SearchTrial, preferred: Iterable[str]) -> None:
+    if trial.outcome.is_complete and trial.outcome.by_trace:
+        race.finished(trial.outcome.by_trace, choose.score(trial.outcome.objectives, tuple(preferred)))
+
+
+def _since_best(done: list[SearchTrial], study: Measurement, floor_pct: float) -> int:
+    """Trials since one was better than every trial before it by more than `floor_pct`."""
+    best, since = float("inf"), 0
+    for trial in done:
+        since += 1
+        if trial.outcome.is_complete:
+            score = choose.score(trial.outcome.objectives, study.preferred)
+            if score < best * (1 - floor_pct / 100):
+                since = 0
+            best = min(best, score)
+    return since
