@@ -1,0 +1,215 @@
+"""`ppas status` and `ppas top`: what they say of a run in each of its states, from its folder alone."""
+
+import fcntl
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from small_study import write_study
+from terminal import COMMAND, ENVIRONMENT, on_a_terminal
+from typer.testing import CliRunner
+
+from autotune.cli import app
+from autotune.heartbeat import FILE
+from autotune.status import RunStatus, Watch
+from ppas_core.errors import InvalidInput
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+    """A study that goes on for long, in a process of its own, after its first trials."""
+    folder = tmp_path_factory.mktemp("running")
+    study = write_study(folder, trials=100_000)
+    process = subprocess.Popen([*COMMAND, "tune", str(study), "-q"], cwd=folder, env=ENVIRONMENT)
+    run = folder / "runs/small"
+    wait_for(lambda: (run / "trials/6/metrics.json").exists() and (run / FILE).exists())
+    yield run, process
+    process.kill()
+    process.wait()
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def copy(run: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(run, folder / "run"))
+
+
+def set_beat(run: Path, **changes: object) -> None:
+    data = json.loads((run / FILE).read_text())
+    (run / FILE).write_text(json.dumps({**data, **changes}))
+
+
+def status_of(run: Path) -> RunStatus:
+    return Watch(run).status()
+
+
+def test_a_running_study_tells_stage_trials_best_and_eta_and_is_not_disturbed(
+    running: tuple[Path, subprocess.Popen[bytes]],
+) -> None:
+    run, process = running
+    watch = Watch(run)
+    wait_for(lambda: watch.status().stage == "Searching" and watch.status().stage_eta_s is not None)
+    first = watch.status()
+    assert first.state == "running"
+    assert (first.name, first.backend) == ("small", "simulator")
+    assert first.trials_total == 100_004, "the search's own and the known settings in the space"
+    assert 0 < first.trials_done < first.trials_total
+    assert first.best is not None
+    assert first.best.gain_pct == max(line.gain_pct for line in first.trials if line.gain_pct is not None)
+    assert first.best.gain_pct >= 0, "the reference itself is among the trials"
+    assert first.eta_s is not None
+    assert first.stage_eta_s is not None
+    assert first.eta_s > first.stage_eta_s > 60, "held-out replays come on top"
+    assert "held-out traces decide" in first.verdict
+    wait_for(lambda: watch.status().trials_done > first.trials_done)
+    assert process.poll() is None
+    shown = CliRunner().invoke(app, ["status", str(run)])
+    assert shown.exit_code == 0, shown.output
+    for word in ("running", "Searching", "of 100004", "ETA", "about"):
+        assert word in shown.output
+
+
+def test_top_draws_a_running_study_until_q_and_gives_the_terminal_back(
+    running: tuple[Path, subprocess.Popen[bytes]],
+) -> None:
+    run, process = running
+    code, screen = on_a_terminal(["top", str(run), "--every", "0.2"], [("q to leave", b"q")])
+    assert code == 0
+    for word in ("Searching", "best so far", "setting", "q to leave"):
+        assert word in screen
+    assert "\x1b[?1049h" in screen, "a screen of its own"
+    assert screen.rindex("\x1b[?1049l") > screen.rindex("q to leave"), "which it leaves"
+    assert "running" in screen[screen.rindex("\x1b[?1049l") :], "and the last look stays"
+    assert process.poll() is None
+
+
+def test_ctrl_c_leaves_top_with_130_and_the_study_goes_on(running: tuple[Path, subprocess.Popen[bytes]]) -> None:
+    run, process = running
+    code, screen = on_a_terminal(["top", str(run)], [("q to leave", b"\x03")])
+    assert (code, process.poll()) == (130, None)
+    assert "Every finished trial" not in screen
+
+
+def test_a_study_that_was_interrupted_or_killed_says_so_and_what_to_do(
+    running: tuple[Path, subprocess.Popen[bytes]], tmp_path: Path
+) -> None:
+    run, process = running
+    process.kill()
+    process.wait()
+    killed = status_of(run)
+    assert (killed.state, killed.is_over, killed.eta_s) == ("killed", True, None)
+    assert killed.trials_done > 4
+    shown = CliRunner().invoke(app, ["status", str(run)]).output
+    assert "killed" in shown
+    assert "give the same `ppas tune` command again" in shown
+
+    study = write_study(tmp_path, trials=100_000)
+    again = subprocess.Popen(
+        [*COMMAND, "tune", str(study), "-q"], cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE
+    )
+    other = tmp_path / "runs/small"
+    wait_for(lambda: (other / "trials/5/metrics.json").exists())
+    again.send_signal(signal.SIGINT)
+    again.communicate()
+    assert again.returncode == 130
+    assert status_of(other).state == "interrupted"
+
+
+def test_a_finished_study_gives_its_verdict_and_nothing_in_its_folder_changes(finished_run: Path) -> None:
+    before = {file: file.stat().st_mtime_ns for file in finished_run.rglob("*")}
+    found = CliRunner().invoke(app, ["status", str(finished_run), "--json"])
+    assert found.exit_code == 0, found.output
+    data = json.loads(found.output)
+    assert (data["state"], data["trials_done"], data["trials_total"]) == ("finished", 12, 12)
+    assert data["verdict"] == json.loads((finished_run / "results.json").read_text())["comparisons"][0]["sentence"]
+    assert len(data["trials"]) == 12
+    assert CliRunner().invoke(app, ["status", str(finished_run), "--quiet"]).output == "finished\n"
+    assert {file: file.stat().st_mtime_ns for file in finished_run.rglob("*")} == before
+
+
+def test_a_run_folder_from_before_there_was_progress_is_finished_or_stopped(finished_run: Path, tmp_path: Path) -> None:
+    run = copy(finished_run, tmp_path)
+    (run / FILE).unlink()
+    assert status_of(run).state == "finished"
+    (run / "results.json").unlink()
+    found = status_of(run)
+    assert (found.state, found.trials_done, found.trials_total) == ("stopped", 12, None)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"state": "running", "stages": [1, {"stage": 2}], "eta_s": "x"}'])
+def test_damaged_progress_is_as_good_as_none(finished_run: Path, tmp_path: Path, text: str) -> None:
+    run = copy(finished_run, tmp_path)
+    (run / FILE).write_text(text)
+    assert status_of(run).state in ("finished", "killed")
+    assert CliRunner().invoke(app, ["status", str(run)]).exit_code == 0
+
+
+def test_a_process_that_has_begun_and_said_nothing_yet_is_starting(finished_run: Path, tmp_path: Path) -> None:
+    run = copy(finished_run, tmp_path)
+    with (run / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert status_of(run).state == "starting"
+        set_beat(run, state="running", pid=2**22 + 1, process_start="1")
+        assert status_of(run).state == "running", "a process that this machine's table does not show"
+    assert status_of(run).state == "killed"
+
+
+def test_asking_takes_no_lock_that_a_study_would_meet(finished_run: Path, tmp_path: Path) -> None:
+    run = copy(finished_run, tmp_path)
+    status_of(run)
+    with (run / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_failures_are_counted_by_reason_and_have_no_gain(finished_run: Path, tmp_path: Path) -> None:
+    run = copy(finished_run, tmp_path)
+    for number, reason in ((5, "the server died [red]"), (6, "the server died [red]"), (7, "timed out\x1b[2J")):
+        file = run / f"trials/{number}/metrics.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "reason": reason, "objectives": {}}))
+    found = status_of(run)
+    assert found.failures == {"the server died [red]": 2, "timed out\x1b[2J": 1}
+    assert found.trials[5].gain_pct is None
+    shown = CliRunner().invoke(app, ["status", str(run)]).output
+    assert "2 × the server died [red]" in shown
+    assert "\x1b" not in shown
+
+
+def test_the_eta_keeps_within_the_time_budget(finished_run: Path, tmp_path: Path) -> None:
+    run = copy(finished_run, tmp_path)
+    (run / "results.json").unlink()
+    with (run / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        stages = [{"stage": "Searching", "total": 1000, "done": 12, "seconds": 120.0}]
+        set_beat(run, state="running", pid=2**22 + 1, process_start="1", eta_s=9880.0, stages=stages)
+        for number in range(12):
+            file = run / f"trials/{number}/metrics.json"
+            file.write_text(json.dumps({**json.loads(file.read_text()), "duration_s": 10.0}))
+        found = status_of(run)
+        assert found.stage_eta_s == 9880.0
+        # 2 tuning and 2 held-out traces: three finalists replay as many traces as three trials.
+        assert found.eta_s == pytest.approx(9880.0 + 3 * 10.0)
+        spec = (run / "study.yaml").read_text().replace("time_budget: null", "time_budget: 5m")
+        (run / "study.yaml").write_text(spec)
+        assert status_of(run).eta_s == pytest.approx(300 - 120 + 3 * 10.0)
+
+
+def test_a_sweep_has_a_status_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(app, ["sweep", str(write_study(tmp_path)), "-q"]).exit_code == 0
+    found = status_of(Path("runs/small"))
+    assert (found.state, found.stage, found.stage_done, found.stage_total) == ("finished", "Sweeping", 4, 4)
+
+
+def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="is not a run folder"):
+        Watch(tmp_path)
