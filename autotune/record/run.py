@@ -30,7 +30,7 @@ from ppas_core.errors import InvalidInput, NoResult
 
 DEFAULT_BLOCK_SIZE: Final = 16
 """vLLM's own on GPUs."""
-_TICK_S: Final = 0.5
+_TICK_S: Final = 0.2
 _PIPE_BYTES: Final = 2**20
 
 
@@ -95,11 +95,20 @@ class Status:
 Watch = Callable[[Status], None]
 
 
-def record(plan: RecordPlan, watch: Watch = lambda status: None, *, overwrite: bool = False) -> dict[str, Any]:
+def record(
+    plan: RecordPlan,
+    watch: Watch = lambda status: None,
+    *,
+    overwrite: bool = False,
+    stop: Callable[[], bool] = lambda: False,
+) -> dict[str, Any]:
     """Records until the time is over or an interrupt comes; the account of the trace written, as plain JSON values.
 
-    overwrite: replace an existing trace file. Raises InvalidInput for a file that exists, an address that is none or a
-    port that is taken, and NoResult when no request was recorded or the file could not be written.
+    overwrite: replace an existing trace file. stop: asked a few times a second, ends the recording as an interrupt does;
+    off the main thread, where interrupts do not come, it is the only way beside the time.
+
+    Raises InvalidInput for a file that exists, an address that is none or a port that is taken, and NoResult when no
+    request was recorded or the file could not be written.
     """
     upstream = base_url(plan.upstream)
     if plan.output.exists() and not overwrite:
@@ -109,16 +118,18 @@ def record(plan: RecordPlan, watch: Watch = lambda status: None, *, overwrite: b
             f"{plan.journal} is left of a recording that was ended from outside, or one is running; make its trace "
             f"with --recover {plan.journal}, or delete it"
         )
+    plan.output.parent.mkdir(parents=True, exist_ok=True)
     salt = new_salt() if plan.salt_file is None else kept_salt(plan.salt_file)
-    return asyncio.run(_Recording(plan, upstream, salt, watch).run())
+    return asyncio.run(_Recording(plan, upstream, salt, watch, stop).run())
 
 
 class _Recording:
-    def __init__(self, plan: RecordPlan, upstream: str, salt: bytes, watch: Watch) -> None:
+    def __init__(self, plan: RecordPlan, upstream: str, salt: bytes, watch: Watch, stop: Callable[[], bool]) -> None:
         self._plan = plan
         self._upstream = upstream
         self._salt = salt
         self._watch = watch
+        self._stop = stop
         self._interrupts = 0
         self._wake = asyncio.Event()
         self._writer_ended = False
@@ -167,12 +178,12 @@ class _Recording:
 
     async def _until_the_end(self, proxy: Proxy) -> None:
         end_s = float("inf") if self._plan.for_s is None else self._began_s + self._plan.for_s
-        while not (self._interrupts or self._writer_ended) and (left_s := end_s - time.monotonic()) > 0:
+        while not (self._interrupts or self._writer_ended or self._stop()) and (left_s := end_s - time.monotonic()) > 0:
             self._tell("recording", proxy)
             await self._pause(min(_TICK_S, left_s))
         before = self._interrupts
         await proxy.stop_listening()
-        while proxy.counts.open and self._interrupts == before and not self._writer_ended:
+        while proxy.counts.open and self._interrupts == before:
             self._tell("waiting", proxy)
             await self._pause(_TICK_S)
         await proxy.close()

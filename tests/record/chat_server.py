@@ -1,11 +1,11 @@
 """A real HTTP server that answers texts as vLLM does, streamed or whole, with a tokenizer of its own: 4 bytes a token.
 
-`python chat_server.py '{"gap_s": 0.01}'` prints its port and serves on loopback. GET /seen tells what came.
+It runs in a thread; GET /seen tells what came.
 """
 
 import asyncio
 import json
-import sys
+import threading
 import zlib
 from typing import Any
 
@@ -115,14 +115,28 @@ def split(text: str) -> list[int]:
     return [zlib.crc32(data[place : place + 4]) for place in range(0, len(data), 4)]
 
 
-async def main() -> None:
-    server = Server(**json.loads(sys.argv[1]) if len(sys.argv) > 1 else {})
-    runner = web.AppRunner(server.app(), handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    print(runner.addresses[0][1], flush=True)
-    await asyncio.Event().wait()
+class Running:
+    """The server in a thread of its own, on a free port of loopback."""
 
+    def __init__(self, **behaviour: Any) -> None:
+        self._server = Server(**behaviour)
+        self._loop = asyncio.new_event_loop()
+        self._ready = threading.Event()
+        self.port = 0
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+        assert self._ready.wait(20)
 
-if __name__ == "__main__":
-    asyncio.run(main())
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(20)
+
+    def _serve(self) -> None:
+        runner = web.AppRunner(self._server.app(), handler_cancellation=True, shutdown_timeout=0.1)
+        self._loop.run_until_complete(runner.setup())
+        self._loop.run_until_complete(web.TCPSite(runner, "127.0.0.1", 0).start())
+        self.port = runner.addresses[0][1]
+        self._ready.set()
+        self._loop.run_forever()
+        self._loop.run_until_complete(runner.cleanup())
+        self._loop.close()
