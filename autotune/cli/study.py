@@ -138,19 +138,33 @@ def _percent(value: float | None) -> str:
 
 @console.reports_errors
 def report(
-    run: RunArgument,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to; default RUN/report.html.")] = None,
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="A run folder, such as runs/demo.", show_default=False)
+    ],
+    compare: Annotated[bool, typer.Option("--compare", help="One report of several studies, side by side.")] = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to; default RUN/report.html, or compare.html.")
+    ] = None,
     quiet: Quiet = False,
     json_output: Json = False,
 ) -> None:
-    """Write the HTML report of a finished study again, from its run folder alone."""
+    """Write the HTML report of a finished study again, from its run folder alone; or one report of several studies."""
     from autotune.runfolder import existing_run
-    from reports.html import write_report
 
-    folder = existing_run(run)
-    target = output or folder.report
-    write_report(StudyResults.load(folder.results), target)
-    folder.write_manifest()
+    folders = [existing_run(run) for run in runs]
+    if compare:
+        from reports.compare import write_comparison
+
+        target = output or Path("compare.html")
+        write_comparison([StudyResults.load(folder.results) for folder in folders], target)
+    elif len(folders) == 1:
+        from reports.html import write_report
+
+        target = output or folders[0].report
+        write_report(StudyResults.load(folders[0].results), target)
+        folders[0].write_manifest()
+    else:
+        raise InvalidInput(f"{len(folders)} run folders given; `ppas report --compare RUN RUN` reports several at once")
     _show_files([target], quiet=quiet, as_json=json_output)
 
 
