@@ -118,7 +118,7 @@ def _front(results: StudyResults, odds: Odds) -> Panel:
         return _draw(built[which], lambda view: figures.front(view, odds, close_up=scales[scale] == "Close-up"))
 
     controls = (Control("Objectives", names), Control("View", scales))
-    variants = _variants(draw, len(axes), len(scales))
+    variants = variants_of(draw, len(axes), len(scales))
     return Panel("front", title, caption + origin_sentence(results), alt, controls, variants)
 
 
@@ -155,7 +155,7 @@ def _over_load(results: StudyResults) -> Panel:
         return _draw(built[metric], lambda v: figures_held_out.over_load(v, relative=scale == 1))
 
     controls = (Control("Metric", tuple(capitalised(metric_label(m)) for m in metrics)), Control("Show", options))
-    variants = _variants(draw, len(metrics), len(options)) if metrics else {"0-0": first}
+    variants = variants_of(draw, len(metrics), len(options)) if metrics else {"0-0": first}
     return Panel("load", "Latency over load", caption + origin_sentence(results), alt, controls, variants)
 
 
@@ -188,7 +188,7 @@ def _effects(results: StudyResults) -> Panel:
         caption + origin_sentence(results),
         alt,
         (Control("Reference", against), Control("Metric", tuple(capitalised(metric_label(m)) for m in metrics))),
-        _variants(lambda a, m: _draw(built[a, m], figures_held_out.effects), len(made), len(metrics)),
+        variants_of(lambda a, m: _draw(built[a, m], figures_held_out.effects), len(made), len(metrics)),
         max(rows, default=1),
     )
 
@@ -228,7 +228,7 @@ def _paired(
         caption + origin_sentence(results),
         alt,
         controls,
-        _variants(lambda r, c: _draw(built[r, c], draw), len(references), len(columns)),
+        variants_of(lambda r, c: _draw(built[r, c], draw), len(references), len(columns)),
     )
 
 
@@ -299,7 +299,7 @@ def _timeline(results: StudyResults) -> Panel:
         caption + origin_sentence(results),
         alt,
         (Control("Reference", names), Control("Window", windows)),
-        _variants(draw, len(built), len(windows)),
+        variants_of(draw, len(built), len(windows)),
         13 if len(first.lanes) > 1 else 7,
     )
 
@@ -325,7 +325,7 @@ def _convergence(results: StudyResults) -> Panel:
         caption + origin_sentence(results),
         alt,
         (Control("Show", tuple(names)),),
-        _variants(lambda i: _draw(built[i], figures.convergence), len(built)),
+        variants_of(lambda i: _draw(built[i], figures.convergence), len(built)),
     )
 
 
@@ -377,7 +377,9 @@ def _slices(results: StudyResults, odds: Odds) -> Panel:
         caption + origin_sentence(results),
         f"Slices along {', '.join(map(cleaned, knobs))}.",
         controls,
-        _variants(lambda k, m: _draw(built[k, m], lambda view: figures.slice_of(view, odds)), len(knobs), len(metrics)),
+        variants_of(
+            lambda k, m: _draw(built[k, m], lambda view: figures.slice_of(view, odds)), len(knobs), len(metrics)
+        ),
     )
 
 
@@ -430,7 +432,8 @@ def _draw(view: Any, draw: Callable[[Any], Any]) -> Any | Missing:
     return view if isinstance(view, Missing) else draw(view)
 
 
-def _variants(draw: Callable[..., Any], *sizes: int) -> dict[str, Any]:
+def variants_of(draw: Callable[..., Any], *sizes: int) -> dict[str, Any]:
+    """What `draw` makes of every combination of options, by the key that a panel wants."""
     return {"-".join(map(str, place)): draw(*place) for place in product(*map(range, sizes))}
 
 

@@ -46,6 +46,7 @@
 
     height() {
       if (this.panel.rows && (narrow.matches || !this.element.closest(".two"))) return 96 + this.panel.rows * (narrow.matches ? 44 : 40);
+      if (this.element.closest(".many")) return 320;
       return narrow.matches ? 330 : this.element.closest(".two") ? 390 : 460;
     }
 
@@ -63,7 +64,11 @@
       const layout = coloured({ ...variant.layout, template: source.template });
       layout.autosize = true;
       layout.dragmode = narrow.matches ? false : "zoom";
-      if (narrow.matches) layout.font = { size: 11.5 };
+      if (narrow.matches) {
+        layout.font = { size: 11.5 };
+        // A lane's title keeps its first part: there is no room for more.
+        for (const note of layout.annotations ?? []) note.text = note.text.split(" · ")[0];
+      }
       data.forEach((trace, index) => { trace.visible = this.hidden.has(index) ? false : true; });
       this.writeLegend(data);
       await Plotly.react(this.chart, data, layout, {
@@ -166,6 +171,7 @@
         "diamond": ["path", { d: "M13 1.6 18.4 7 13 12.4 7.6 7z", fill }],
         "triangle-up": ["path", { d: "M13 2 18.2 11.4H7.8z", fill }],
         "triangle-down": ["path", { d: "M13 12 18.2 2.6H7.8z", fill }],
+        "diamond-open": ["path", { d: "M13 1.6 18.4 7 13 12.4 7.6 7z", fill: "none", stroke: fill, "stroke-width": 2 }],
         "star": ["path", { d: "M13 .8 14.9 5h4.6l-3.7 2.8 1.4 4.6L13 9.6l-4.2 2.8 1.4-4.6L6.5 5h4.6z", fill }],
         "line-ns-open": ["path", { d: "M13 1v12", stroke: fill, "stroke-width": 2, fill: "none" }],
         "x": ["path", { d: "M9 3 17 11M17 3 9 11", stroke: fill, "stroke-width": 2.6, fill: "none" }],
