@@ -15,6 +15,7 @@ from autotune.records import OK, Origin, Replay, RequestRecords
 from ppas_core.errors import InvalidInput
 from ppas_core.policy import PolicyParams
 from ppas_core.sim.fit.log import steps_table
+from ppas_core.sim.prefixes import SharedPrefixes
 from ppas_core.sim.profile import Profile
 from ppas_core.sim.result import StepLog
 from ppas_core.sim.simulate import RequestArrays, SimResult, simulate
@@ -169,7 +170,7 @@ class SimulatedEvaluator:
 
     def _requests(self, trace: Trace) -> RequestArrays:
         if trace.digest not in self._arrays:
-            self._arrays[trace.digest] = request_arrays(trace)
+            self._arrays[trace.digest] = request_arrays(trace, prefixes=self.profile.prefix_caching)
         return self._arrays[trace.digest]
 
     def _noise_seed(self, params: PolicyParams, trace: Trace, repeat: int) -> int:
@@ -179,12 +180,16 @@ class SimulatedEvaluator:
         return int.from_bytes(hashlib.sha256(stream.encode()).digest()[:4])
 
 
-def request_arrays(trace: Trace) -> RequestArrays:
-    """The simulator's form of `trace`: arrivals and lengths as arrays."""
+def request_arrays(trace: Trace, *, prefixes: bool = False) -> RequestArrays:
+    """The simulator's form of `trace`: arrivals and lengths as arrays; with `prefixes`, who shares which of them."""
+    shared = None
+    if prefixes and trace.block_size is not None:
+        shared = SharedPrefixes.of(trace.block_size, [request.block_hashes for request in trace.requests])
     return RequestArrays(
         arrival_s=np.array([request.arrival_s for request in trace.requests], dtype=np.float64),
         prompt_tokens=np.array([request.prompt_tokens for request in trace.requests], dtype=np.int64),
         output_tokens=np.array([request.output_tokens for request in trace.requests], dtype=np.int64),
+        prefixes=shared,
     )
 
 

@@ -2,25 +2,17 @@
 
 It knows only arrays of numbers. `simulate` fills them, and `reference` says in full what each rule means and where in
 vLLM it comes from. The two must stay equal bit for bit: every sum of floats is written in the same order, and counts
-are 64-bit integers throughout.
+are 64-bit integers throughout. There are two compiled forms: without a prefix cache (`cache is None`) blocks are only
+counted, and the branches for the other are not in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
-import numba
 import numpy as np
 
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _compiled(function: _F) -> _F:
-    """`function`, compiled at its first call, kept on disk, and run without the interpreter lock."""
-    compiled: Any = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
-    return cast("_F", compiled)
-
+from ppas_core.sim.kernel_blocks import EVICTED, FREE, admit, allocate, compiled, find_hits, keep, new_pool, release
 
 # Places in the settings array.
 B_MAX: Final = 0
@@ -41,7 +33,8 @@ PEAK_BLOCKS: Final = 3
 PEAK_WAITING: Final = 4
 PEAK_RUNNING: Final = 5
 NUM_PREEMPTIONS: Final = 6
-NUM_COUNTERS: Final = 7
+NUM_EVICTED: Final = 7
+NUM_COUNTERS: Final = 8
 
 # Columns of the step log.
 LOG_BUDGET: Final = 0
@@ -57,7 +50,9 @@ LOG_DECODE_CONTEXT: Final = 9
 LOG_FREE_BLOCKS: Final = 10
 LOG_PREEMPTIONS: Final = 11
 LOG_SCHEDULED: Final = 12
-NUM_LOG_COLUMNS: Final = 13
+LOG_CACHED_TOKENS: Final = 13
+LOG_EVICTED: Final = 14
+NUM_LOG_COLUMNS: Final = 15
 
 # What `replay_batch` answers.
 OK: Final = 0
@@ -65,7 +60,7 @@ STALLED: Final = 1
 LOG_FULL: Final = 2
 
 
-@_compiled
+@compiled
 def _seconds(cost: Any, prefill_tokens: int, prefill_pairs: int, decode_tokens: int, decode_context: int) -> float:
     duration: float = cost[0]
     if prefill_tokens > 0:
@@ -81,7 +76,7 @@ def _seconds(cost: Any, prefill_tokens: int, prefill_pairs: int, decode_tokens: 
     return duration
 
 
-@_compiled
+@compiled
 def _decide(settings: Any, prefills: int, decodes: int, waiting: int, remaining: int) -> tuple[int, int]:
     branch = 0
     if prefills + waiting >= settings[N_TH] and decodes > 0:
@@ -95,7 +90,7 @@ def _decide(settings: Any, prefills: int, decodes: int, waiting: int, remaining:
     return settings[B_CAP], branch
 
 
-@_compiled
+@compiled
 def _replay(
     settings: Any,
     cost: Any,
@@ -109,8 +104,11 @@ def _replay(
     preemptions: Any,
     counters: Any,
     log: Any,
+    cache: Any,
+    trace: int,
+    first_request: int,
 ) -> tuple[float, int]:
-    """One trace; arguments as in `replay_batch`, cut to it. Returns the GPU's busy seconds and the status."""
+    """One trace; arguments as in `replay_batch`, cut to it but for `cache`. Returns the GPU's busy seconds, the status."""
     log_int, log_float, log_entries, log_size = log
     recording = log_int.shape[0] > 0
     num_requests = arrival.shape[0]
@@ -143,9 +141,14 @@ def _replay(
     for request in range(num_requests):
         longest = max(longest, prompt[request] + output[request])
     patience = 2 * longest + 8
+    if cache is not None:
+        pool = new_pool(free, num_requests, slots.shape[1], longest // block_size + 1)
+        node_start = cache[0][first_request : first_request + num_requests + 1]
+        prefixes = (node_start, cache[1], cache[2][trace])
+        cached = cache[3][first_request : first_request + num_requests]
     plans_since_token = 0
     now_s = gpu_free_s = busy_s = 0.0
-    finished = num_steps = noise_place = logged_preemptions = 0
+    finished = num_steps = noise_place = logged_preemptions = logged_evicted = 0
 
     while finished < num_requests:
         while arrived < num_requests and arrival[arrived] + delay_s <= now_s:
@@ -161,7 +164,7 @@ def _replay(
             budget, branch = _decide(settings, state_prefills, state_decodes, waiting, state_remaining)
             prefill_left = budget
             step_left = settings[B_MAX] if settings[PREFILL_SCOPE] == 1 else budget
-            prefill_tokens = prefill_pairs = decode_tokens = decode_context = scheduled = 0
+            prefill_tokens = prefill_pairs = decode_tokens = decode_context = scheduled = cached_tokens = 0
             slot = (oldest + in_flight) & 1
             preempted = False
             admitting = False
@@ -189,7 +192,11 @@ def _replay(
                             preempted = True
                             num_running -= 1
                             victim = running[num_running]
-                            free += blocks[victim]
+                            if cache is None:
+                                free += blocks[victim]
+                            else:
+                                release(pool, victim, blocks[victim])
+                                free = pool.counts[FREE]
                             if computed[victim] < prompt[victim]:
                                 prefills -= 1
                                 remaining -= prompt[victim] - computed[victim]
@@ -211,24 +218,44 @@ def _replay(
                     else:
                         break
                     tokens = prompt[request] + generated[request]
-                    if (tokens + block_size - 1) // block_size > free:
-                        break
+                    if cache is None:
+                        context = 0
+                        if (tokens + block_size - 1) // block_size > free:
+                            break
+                    else:
+                        hits, idle = find_hits(pool, prefixes, block_size, request, prompt[request], tokens)
+                        if (tokens + block_size - 1) // block_size - hits + idle > free:
+                            break
+                        admit(pool, request, hits)
+                        free = pool.counts[FREE]
+                        blocks[request] = hits
+                        context = hits * block_size
+                        tokens -= context
+                        cached_tokens += context
+                        if preemptions[request] == 0:
+                            cached[request] = context
                     if num_stacked > 0:
                         num_stacked -= 1
                     else:
                         admitted += 1
                     running[num_running] = request
                     num_running += 1
-                    prefills += 1
-                    remaining += prompt[request]
-                    context = 0
-                    is_prefill = True
+                    is_prefill = context < prompt[request]
                     tokens = min(tokens, min(step_left, prefill_left))
-                    new_blocks = (tokens + block_size - 1) // block_size
+                    if is_prefill:
+                        prefills += 1
+                        remaining += prompt[request] - context
+                    else:
+                        prefill_left -= tokens  # what is admitted is bounded like a prefill
+                    new_blocks = (context + tokens + block_size - 1) // block_size - blocks[request]
+                done = context + tokens
+                if cache is not None:
+                    allocate(pool, request, blocks[request], new_blocks)
+                    known = min(done, prompt[request] + generated[request])
+                    keep(pool, prefixes, block_size, request, prompt[request], known)
                 blocks[request] += new_blocks
                 free -= new_blocks
                 step_left -= tokens
-                done = context + tokens
                 if is_prefill:
                     prefill_left -= tokens
                     prefill_tokens += tokens
@@ -284,6 +311,11 @@ def _replay(
                     row[LOG_FREE_BLOCKS] = free
                     row[LOG_PREEMPTIONS] = num_preemptions - logged_preemptions
                     row[LOG_SCHEDULED] = scheduled
+                    row[LOG_CACHED_TOKENS] = cached_tokens
+                    row[LOG_EVICTED] = 0
+                    if cache is not None:
+                        row[LOG_EVICTED] = pool.counts[EVICTED] - logged_evicted
+                        logged_evicted = pool.counts[EVICTED]
                     logged_preemptions = num_preemptions
                     log_float[num_steps, 0] = now_s
                     log_float[num_steps, 1] = start_s
@@ -316,12 +348,19 @@ def _replay(
             is_running = slots[oldest, entry, 1] == preemptions[request]
             if is_running:
                 pending[request] -= 1
+                if cache is not None:
+                    known = computed[request] - pending[request]
+                    keep(pool, prefixes, block_size, request, prompt[request], known)
             if generated[request] < output[request]:
                 continue
             finished += 1
             if is_running:
                 left_running = True
-                free += blocks[request]
+                if cache is None:
+                    free += blocks[request]
+                else:
+                    release(pool, request, blocks[request])
+                    free = pool.counts[FREE]
                 blocks[request] = 0
             else:
                 place = 0
@@ -342,10 +381,12 @@ def _replay(
         oldest = 1 - oldest
         in_flight -= 1
     counters[NUM_PREEMPTIONS] = num_preemptions
+    if cache is not None:
+        counters[NUM_EVICTED] = pool.counts[EVICTED]
     return busy_s, OK
 
 
-@_compiled
+@compiled
 def replay_batch(
     settings: Any,
     cost: Any,
@@ -358,6 +399,7 @@ def replay_batch(
     token_start: Any,
     outputs: Any,
     log: Any,
+    cache: Any,
 ) -> int:
     """Replay the traces one after the other under one setting. Returns OK, STALLED or LOG_FULL.
 
@@ -367,6 +409,9 @@ def replay_batch(
     outputs: (token_time float64[sum of outputs], preemptions int64[N], counters int64[T, NUM_COUNTERS] holding 0,
     busy_s float64[T]). log: (int64[L, NUM_LOG_COLUMNS], float64[L, 3], int64[E, 3], int64[2] holding 0); L = 0 records
     nothing.
+    cache: None without prefix caching, else (node_start int64[N + 1], nodes int64[sum], trace_block_size int64[T],
+    cached_tokens int64[N]): see `SharedPrefixes`; the last is filled with the tokens that each request found in the
+    cache when it was first admitted.
     """
     token_time, preemptions, counters, busy = outputs
     for trace in range(trace_start.shape[0] - 1):
@@ -385,6 +430,9 @@ def replay_batch(
             preemptions[first:last],
             counters[trace],
             log,
+            cache,
+            trace,
+            first,
         )
         if status != OK:
             return status

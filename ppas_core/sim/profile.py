@@ -34,6 +34,7 @@ class Profile:
     num_kv_blocks, block_size: its KV pool as vLLM reports it; one block of it is never handed out.
     max_model_len: most tokens of a request, prompt and output together.
     pipeline_depth: 2 for async scheduling (a step is planned while the step before runs), 1 without.
+    prefix_caching: whether the server keeps the KV blocks of earlier requests for prompts that begin alike.
     provenance: who measured, on what, and how the numbers were fitted. fit: residuals and what is not identified.
     """
 
@@ -49,6 +50,7 @@ class Profile:
     pipeline_depth: int
     provenance: Mapping[str, Any] = field(default_factory=dict, hash=False)
     fit: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    prefix_caching: bool = False
 
     def __post_init__(self) -> None:
         for name in ("name", "model", "gpu", "vllm_version"):
@@ -73,6 +75,10 @@ class Profile:
             count = getattr(self, name)
             if isinstance(count, bool) or not isinstance(count, int) or not least <= count <= most:
                 raise InvalidInput(f"profile {self.name}: {name} is {count!r}; allowed: {least} to {most}")
+        if not isinstance(self.prefix_caching, bool):
+            raise InvalidInput(
+                f"profile {self.name}: prefix_caching is {self.prefix_caching!r}; allowed: true or false"
+            )
         for name in ("provenance", "fit"):
             notes = getattr(self, name)
             if not isinstance(notes, Mapping):
@@ -116,6 +122,8 @@ class Profile:
         """The profile as plain JSON values with format and version; `from_dict` gives it back."""
         body = {name: getattr(self, name) for name in _FIELD_NAMES}
         body.update(cost=self.cost.to_dict(), provenance=dict(self.provenance), fit=dict(self.fit))
+        if not self.prefix_caching:  # said only where it is so: profiles written before keep their digest
+            del body["prefix_caching"]
         return {"format": FORMAT, "version": VERSION, **body}
 
     @classmethod
@@ -128,7 +136,7 @@ class Profile:
         body = {key: value for key, value in data.items() if key not in ("format", "version")}
         if unknown := sorted(set(body) - set(_FIELD_NAMES)):
             raise InvalidInput(f"unknown profile entry {unknown[0]!r}; allowed: {', '.join(_FIELD_NAMES)}")
-        optional = ("provenance", "fit")
+        optional = ("provenance", "fit", "prefix_caching")
         if missing := [name for name in _FIELD_NAMES if name not in body and name not in optional]:
             raise InvalidInput(f"profile entry {missing[0]!r} is missing; required: {', '.join(_FIELD_NAMES)}")
         if not isinstance(body["cost"], Mapping):

@@ -1,8 +1,9 @@
 """The step loop of vLLM's V1 scheduler in plain Python: what `kernel` computes, written to be read.
 
 Every rule here is one of vLLM 0.27.1 (`vllm/v1/core/sched/scheduler.py`, `async_scheduler.py`,
-`vllm/v1/core/kv_cache_manager.py`, and the batch queue of `vllm/v1/engine/core.py`), for a server without prefix
-caching, speculative decoding, LoRA or KV transfer, first come first served. The scheduler's own work takes no time.
+`vllm/v1/core/kv_cache_manager.py`, and the batch queue of `vllm/v1/engine/core.py`), for a server without speculative
+decoding, LoRA or KV transfer, first come first served. The scheduler's own work takes no time. Without a prefix cache
+blocks are only counted; with one, `blocks` knows each.
 
 A request is in one of four places: not yet arrived, waiting, running, finished. Names are vLLM's: a request's
 `num_computed_tokens` counts what has been scheduled, in flight or done, and `num_output_placeholders` the tokens that
@@ -17,6 +18,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ppas_core.policy import Branch, Decision, PolicyParams, QueueState, Scope, decide
+from ppas_core.sim.blocks import PrefixCache
+from ppas_core.sim.prefixes import SharedPrefixes
 from ppas_core.sim.profile import Profile
 from ppas_core.sim.requests import RequestArrays
 from ppas_core.sim.result import BRANCHES, SimResult, StepLog, StepSummary
@@ -35,6 +38,7 @@ class Request:
     num_output_placeholders: int = 0
     num_blocks: int = 0
     num_preemptions: int = 0
+    cached_tokens: int = 0
     token_time_s: list[float] = field(default_factory=list)
 
     @property
@@ -86,19 +90,22 @@ class _Step:
     decode_context_tokens: int = 0
     free_kv_blocks: int = 0
     preemptions: int = 0
+    cached_tokens: int = 0
+    evicted_blocks: int = 0
     entries: list[_Entry] = field(default_factory=list)
 
 
 class Scheduler:
     """The queues and the KV pool. `plan` decides a step, `deliver` takes its results in."""
 
-    def __init__(self, params: PolicyParams, profile: Profile) -> None:
+    def __init__(self, params: PolicyParams, profile: Profile, prefixes: SharedPrefixes | None = None) -> None:
         self.params = params
         self.block_size = profile.block_size
         self.max_model_len = profile.max_model_len
         # vLLM keeps one block back as the null block.
         self.num_usable_blocks = profile.num_kv_blocks - 1
         self.num_free_blocks = self.num_usable_blocks
+        self.cache = PrefixCache(self.num_usable_blocks, self.block_size, prefixes) if profile.prefix_caching else None
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
@@ -145,11 +152,10 @@ class Scheduler:
         if self.num_preemptions == preemptions_before:
             while self.waiting and min(step_left, prefill_left) > 0 and len(self.running) < self.params.max_num_seqs:
                 request = self.waiting[0]
-                # scheduler_reserve_full_isl: all of it must fit now, although only a chunk is taken.
-                if self._blocks_for(request.num_tokens) > self.num_free_blocks:
+                if not self._admit(step, request):
                     break
                 self.running.append(self.waiting.popleft())
-                num_new_tokens = min(request.num_tokens, step_left, prefill_left)
+                num_new_tokens = min(request.num_tokens - request.num_computed_tokens, step_left, prefill_left)
                 self._schedule(step, request, num_new_tokens)
                 step_left -= num_new_tokens
                 prefill_left -= num_new_tokens
@@ -170,10 +176,11 @@ class Scheduler:
             request.token_time_s.append(step.end_s)
             if entry.epoch == request.num_preemptions:
                 request.num_output_placeholders -= 1
+                if self.cache is not None:
+                    self.cache.keep(request, request.num_computed_tokens - request.num_output_placeholders)
             if request.is_finished:
                 finished.append(request)
-                self.num_free_blocks += request.num_blocks
-                request.num_blocks = 0
+                self._free(request)
         self.running = [request for request in self.running if not request.is_finished]
         self.waiting = deque(request for request in self.waiting if not request.is_finished)
         return finished
@@ -181,13 +188,40 @@ class Scheduler:
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
+    def _admit(self, step: _Step, request: Request) -> bool:
+        """Give `request` what the cache holds of it; False when it does not fit.
+
+        scheduler_reserve_full_isl: all of it must fit now, although only a chunk is taken.
+        """
+        if self.cache is None:
+            return self._blocks_for(request.num_tokens) <= self.num_free_blocks
+        hits = self.cache.find_hits(request, request.num_tokens)
+        if self.cache.num_needed(hits, request.num_tokens) > self.num_free_blocks:
+            return False
+        self.cache.admit(request, hits)
+        self.num_free_blocks = self.cache.num_free
+        request.num_blocks = len(hits)
+        request.num_computed_tokens = len(hits) * self.block_size
+        step.cached_tokens += request.num_computed_tokens
+        if request.num_preemptions == 0:
+            request.cached_tokens = request.num_computed_tokens
+        return True
+
+    def _free(self, request: Request) -> None:
+        """Take back the blocks of a request that leaves the running list; one preempted before has none."""
+        if self.cache is None:
+            self.num_free_blocks += request.num_blocks
+        elif request.num_blocks > 0:
+            self.cache.release(request)
+            self.num_free_blocks = self.cache.num_free
+        request.num_blocks = 0
+
     def _make_room(self, request: Request, num_new_tokens: int) -> bool:
         """Preempt from the tail of the running list until `request` gets its blocks; False when it fell itself."""
         needed = self._blocks_for(request.num_computed_tokens + num_new_tokens) - request.num_blocks
         while needed > self.num_free_blocks:
             victim = self.running.pop()
-            self.num_free_blocks += victim.num_blocks
-            victim.num_blocks = 0
+            self._free(victim)
             victim.num_computed_tokens = 0
             victim.num_output_placeholders = 0
             victim.num_preemptions += 1
@@ -202,6 +236,10 @@ class Scheduler:
         new_blocks = self._blocks_for(context + num_new_tokens) - request.num_blocks
         request.num_blocks += new_blocks
         self.num_free_blocks -= new_blocks
+        if self.cache is not None:
+            self.cache.allocate(request, new_blocks)
+            # Tokens that a step in flight will sample are not known yet.
+            self.cache.keep(request, min(context + num_new_tokens, request.num_tokens))
         if request.is_prefill:
             step.prefill_tokens += num_new_tokens
             step.prefill_pairs += num_new_tokens * context + num_new_tokens * (num_new_tokens + 1) // 2
@@ -235,11 +273,11 @@ def simulate_reference(
         for index, (arrival_s, prompt, output) in enumerate(columns)
     ]
     arriving = deque(everyone)
-    scheduler = Scheduler(params, profile)
+    scheduler = Scheduler(params, profile, requests.prefixes)
     in_flight: deque[_Step] = deque()
     steps: list[_Step] = []
     now_s = gpu_free_s = busy_s = 0.0
-    num_finished = peak_kv_blocks = peak_waiting = peak_running = preemptions_logged = 0
+    num_finished = peak_kv_blocks = peak_waiting = peak_running = preemptions_logged = evicted_logged = 0
     patience = 2 * requests.longest_tokens + 8  # a step always serves the head of the running list
     plans_since_token = 0
 
@@ -264,6 +302,9 @@ def simulate_reference(
                 step.end_s = gpu_free_s = step.start_s + duration_s
                 step.preemptions = scheduler.num_preemptions - preemptions_logged
                 preemptions_logged = scheduler.num_preemptions
+                if scheduler.cache is not None:
+                    step.evicted_blocks = scheduler.cache.evicted_blocks - evicted_logged
+                    evicted_logged = scheduler.cache.evicted_blocks
                 steps.append(step)
                 in_flight.append(step)
                 # The engine fills its batch queue before it waits for results.
@@ -289,12 +330,14 @@ def simulate_reference(
         peak_waiting=peak_waiting,
         peak_running=peak_running,
         preemptions=scheduler.num_preemptions,
+        evicted_blocks=0 if scheduler.cache is None else scheduler.cache.evicted_blocks,
     )
     return SimResult(
         np.array([request.token_time_s[0] for request in everyone]),
         np.array([request.token_time_s[-1] for request in everyone]),
         np.array([time_s for request in everyone for time_s in request.token_time_s]),
         np.array([request.num_preemptions for request in everyone], np.int64),
+        np.array([request.cached_tokens for request in everyone], np.int64),
         summary,
         _step_log(steps) if record_steps else None,
     )
@@ -322,6 +365,8 @@ def _step_log(steps: list[_Step]) -> StepLog:
         free_kv_blocks=integers([step.free_kv_blocks for step in steps]),
         preemptions=integers([step.preemptions for step in steps]),
         num_scheduled=integers([len(step.entries) for step in steps]),
+        cached_tokens=integers([step.cached_tokens for step in steps]),
+        evicted_blocks=integers([step.evicted_blocks for step in steps]),
         entry_step=integers([place for place, _ in placed]),
         entry_request=integers([entry.request.index for _, entry in placed]),
         entry_tokens=integers([entry.num_tokens for _, entry in placed]),

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ppas_core.errors import InvalidInput
+from ppas_core.sim.prefixes import SharedPrefixes
 from ppas_core.sim.profile import Profile
 
 _Floats = npt.NDArray[np.float64]
@@ -21,12 +22,14 @@ class RequestArrays:
     """The requests of one trace in arrival order; validated once, at construction, and read-only from then on.
 
     arrival_s: float64[N], seconds from the trace's start, ascending. prompt_tokens, output_tokens: int64[N], >= 1.
+    prefixes: which prompts begin alike; None: each has a prompt of its own. Read only where the profile caches prefixes.
     Raises InvalidInput that names the first request in error, counted from 0.
     """
 
     arrival_s: _Floats
     prompt_tokens: _Ints
     output_tokens: _Ints
+    prefixes: SharedPrefixes | None = field(default=None, repr=False, kw_only=True)
     token_start: _Ints = field(init=False, repr=False)
     """int64[N + 1]: where each request's tokens lie in a flat array of all output tokens."""
     longest_tokens: int = field(init=False, repr=False)
@@ -47,6 +50,8 @@ class RequestArrays:
         _refuse("arrival_s", arrival_s, np.diff(arrival_s, prepend=0.0) < 0, "no earlier than the request before")
         _refuse("prompt_tokens", prompt_tokens, prompt_tokens < 1, "a whole number of at least 1")
         _refuse("output_tokens", output_tokens, output_tokens < 1, "a whole number of at least 1")
+        if self.prefixes is not None:
+            self.prefixes.require_cover(prompt_tokens)
         token_start = starts(output_tokens)
         for name, column in (
             ("arrival_s", arrival_s),
@@ -60,6 +65,10 @@ class RequestArrays:
 
     def __len__(self) -> int:
         return len(self.arrival_s)
+
+    def cache_columns(self) -> tuple[_Ints, _Ints, _Ints]:
+        """As in a batch of this trace alone."""
+        return _cache_columns((self,))
 
     def require_fit(self, profile: Profile) -> None:
         """Raise InvalidInput, naming the first such request, where one can never be served with this profile."""
@@ -89,6 +98,10 @@ class RequestBatch:
     token_start: _Ints
     traces: tuple[RequestArrays, ...]
 
+    def cache_columns(self) -> tuple[_Ints, _Ints, _Ints]:
+        """The prefixes of all traces: node_start int64[N + 1], nodes, and each trace's block size, int64[T]."""
+        return _cache_columns(self.traces)
+
     @classmethod
     def pack(cls, traces: Sequence[RequestArrays]) -> RequestBatch:
         """The batch of these traces, in this order. Raises InvalidInput when there is none."""
@@ -105,6 +118,20 @@ class RequestBatch:
         for column in columns:
             column.setflags(write=False)
         return cls(*columns, traces=tuple(traces))
+
+
+def _cache_columns(traces: Sequence[RequestArrays]) -> tuple[_Ints, _Ints, _Ints]:
+    counts = [
+        np.zeros(len(trace), np.int64) if trace.prefixes is None else np.diff(trace.prefixes.node_start)
+        for trace in traces
+    ]
+    nodes = [trace.prefixes.nodes for trace in traces if trace.prefixes is not None]
+    sizes = [1 if trace.prefixes is None else trace.prefixes.block_size for trace in traces]
+    return (
+        starts(np.concatenate(counts)),
+        np.concatenate([*nodes, np.empty(0, np.int64)]),
+        np.array(sizes, np.int64),
+    )
 
 
 def starts(lengths: Sequence[int] | _Ints) -> _Ints:

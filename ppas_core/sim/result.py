@@ -20,6 +20,7 @@ class StepSummary:
     num_steps: steps that computed at least one token. branch_steps: how many of them each branch set the budget of.
     busy_s: seconds in which the GPU worked. peak_kv_blocks: most KV blocks held. peak_waiting: most requests waiting
     at the start of a step. peak_running: most requests running at once. preemptions: over all requests.
+    evicted_blocks: cached blocks that were handed out anew; 0 without prefix caching.
     """
 
     num_steps: int
@@ -29,6 +30,7 @@ class StepSummary:
     peak_waiting: int
     peak_running: int
     preemptions: int
+    evicted_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +43,8 @@ class StepLog:
     prefill_tokens, decode_tokens: tokens of the step in prefills and in decodes, by the policy's definition.
     prefill_pairs, decode_context_tokens: see `StepCost`.
     free_kv_blocks: blocks left after the plan. preemptions: requests preempted since the plan of the step before.
+    cached_tokens: tokens that the requests admitted in the step found in the prefix cache, recomputing ones included.
+    evicted_blocks: cached blocks handed out anew since the plan of the step before.
     entry_step, entry_request, entry_tokens: int64[E], what was scheduled, in scheduling order.
     """
 
@@ -60,6 +64,8 @@ class StepLog:
     free_kv_blocks: npt.NDArray[np.int64]
     preemptions: npt.NDArray[np.int64]
     num_scheduled: npt.NDArray[np.int64]
+    cached_tokens: npt.NDArray[np.int64]
+    evicted_blocks: npt.NDArray[np.int64]
     entry_step: npt.NDArray[np.int64]
     entry_request: npt.NDArray[np.int64]
     entry_tokens: npt.NDArray[np.int64]
@@ -79,13 +85,16 @@ class SimResult:
     """One trace replayed under one setting. Times are seconds from the trace's start, at the moment a step ended.
 
     first_token_s, last_token_s: float64[N]. token_time_s: float64[sum of output tokens], request after request.
-    preemptions: int64[N]. steps: see `StepSummary`. step_log: present when asked for.
+    preemptions: int64[N]. cached_tokens: int64[N], prompt tokens that a request found in the prefix cache when it was
+    first admitted, as vLLM reports them in `usage`; 0 where the profile does not cache prefixes.
+    steps: see `StepSummary`. step_log: present when asked for.
     """
 
     first_token_s: npt.NDArray[np.float64]
     last_token_s: npt.NDArray[np.float64]
     token_time_s: npt.NDArray[np.float64]
     preemptions: npt.NDArray[np.int64]
+    cached_tokens: npt.NDArray[np.int64]
     steps: StepSummary
     step_log: StepLog | None = None
 
@@ -102,6 +111,7 @@ class BatchResult:
     last_token_s: npt.NDArray[np.float64]
     token_time_s: npt.NDArray[np.float64]
     preemptions: npt.NDArray[np.int64]
+    cached_tokens: npt.NDArray[np.int64]
     trace_start: npt.NDArray[np.int64]
     branch_steps: npt.NDArray[np.int64]
     busy_s: npt.NDArray[np.float64]

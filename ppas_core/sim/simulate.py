@@ -29,6 +29,13 @@ __all__ = [
 NOISE_PERIOD_STEPS = 16384
 """After so many steps the noise factors repeat."""
 
+_Outputs = tuple[
+    npt.NDArray[np.float64],
+    npt.NDArray[np.int64],
+    npt.NDArray[np.int64],
+    npt.NDArray[np.float64],
+    npt.NDArray[np.int64],
+]
 _Log = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
@@ -59,7 +66,7 @@ def simulate(
         if status != kernel.LOG_FULL:
             break
         rows *= 2
-    token_time_s, preemptions, counters, busy_s = outputs
+    token_time_s, preemptions, counters, busy_s, cached_tokens = outputs
     counts = counters[0].tolist()
     steps = StepSummary(
         num_steps=sum(counts[: len(BRANCHES)]),
@@ -69,12 +76,14 @@ def simulate(
         peak_waiting=counts[kernel.PEAK_WAITING],
         peak_running=counts[kernel.PEAK_RUNNING],
         preemptions=counts[kernel.NUM_PREEMPTIONS],
+        evicted_blocks=counts[kernel.NUM_EVICTED],
     )
     return SimResult(
         token_time_s[requests.token_start[:-1]],
         token_time_s[requests.token_start[1:] - 1],
         token_time_s,
         preemptions,
+        cached_tokens,
         steps,
         _step_log(log) if record_steps else None,
     )
@@ -96,12 +105,13 @@ def simulate_many(
         trace.require_fit(profile)
     noise = noise_factors(noise_sigma, noise_seed)
     _, outputs = _replay(params, profile, noise, batch.trace_start, batch, batch.token_start, _NO_LOG)
-    token_time_s, preemptions, counters, busy_s = outputs
+    token_time_s, preemptions, counters, busy_s, cached_tokens = outputs
     return BatchResult(
         token_time_s[batch.token_start[:-1]],
         token_time_s[batch.token_start[1:] - 1],
         token_time_s,
         preemptions,
+        cached_tokens,
         batch.trace_start,
         counters[:, : len(BRANCHES)],
         busy_s,
@@ -136,7 +146,9 @@ def _replay(
     columns: RequestArrays | RequestBatch,
     token_start: npt.NDArray[np.int64],
     log: _Log,
-) -> tuple[int, tuple[npt.NDArray[np.float64], npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
+) -> tuple[int, _Outputs]:
+    cached_tokens = np.zeros(len(columns.arrival_s), np.int64)
+    cache = (*columns.cache_columns(), cached_tokens) if profile.prefix_caching else None
     outputs = (
         np.empty(token_start[-1], np.float64),
         np.empty(len(columns.arrival_s), np.int64),
@@ -155,10 +167,11 @@ def _replay(
         token_start,
         outputs,
         log,
+        cache,
     )
     if status == kernel.STALLED:
         raise AssertionError(f"the step loop stopped advancing under {params!r} on {profile.name}: a bug")
-    return status, outputs
+    return status, (*outputs, cached_tokens)
 
 
 def _settings(params: PolicyParams, profile: Profile) -> npt.NDArray[np.int64]:

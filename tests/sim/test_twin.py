@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from ppas_core.policy import Branch, PolicyParams, Scope
 from ppas_core.sim.cost import StepCost
+from ppas_core.sim.prefixes import SharedPrefixes
 from ppas_core.sim.profile import Profile
 from ppas_core.sim.reference import Request, Scheduler, simulate_reference
 from ppas_core.sim.result import SimResult
@@ -37,13 +38,29 @@ def profile(num_kv_blocks: int = 4000, *, depth: int = 2, block_size: int = 16, 
     return Profile("p", "m", "g", "0", COST, delay_s, num_kv_blocks, block_size, 100_000, depth)
 
 
+def shared_prefixes(draw: st.DrawFn, prompts: list[int]) -> SharedPrefixes:
+    """Prompts of few different blocks, so that many begin alike, and some that are their request's own."""
+    block_size = draw(st.sampled_from([1, 3, 16, 40, 64]))
+    branches = draw(st.integers(1, 3))
+    hashes: list[list[int]] = []
+    for prompt in prompts:
+        length = -(-prompt // block_size)
+        fork = draw(st.integers(0, length))
+        hashes.append([0] * fork + [draw(st.integers(0, branches))] * (length - fork))
+        if draw(st.integers(0, 9)) == 0:
+            hashes[-1] = []
+    return SharedPrefixes.of(block_size, hashes)
+
+
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[PolicyParams, RequestArrays, Profile, float]:
+def cases(draw: st.DrawFn, prefix_caching: bool | None = None) -> tuple[PolicyParams, RequestArrays, Profile, float]:
     count = draw(st.integers(1, 14))
     gaps = draw(st.lists(st.sampled_from([0.0, 0.001, 0.01, 0.05, 0.3, 1.5]), min_size=count, max_size=count))
     prompts = draw(st.lists(st.integers(1, 400), min_size=count, max_size=count))
     outputs = draw(st.lists(st.integers(1, 60), min_size=count, max_size=count))
-    requests = RequestArrays(np.cumsum(gaps), np.array(prompts), np.array(outputs))
+    caching = draw(st.booleans()) if prefix_caching is None else prefix_caching
+    prefixes = shared_prefixes(draw, prompts) if caching else None
+    requests = RequestArrays(np.cumsum(gaps), np.array(prompts), np.array(outputs), prefixes=prefixes)
     block_size = draw(st.sampled_from([1, 4, 16]))
     # From a pool that holds the longest request alone, so that nearly everything is preempted, to a roomy one.
     least = -(-requests.longest_tokens // block_size) + 1
@@ -63,11 +80,12 @@ def cases(draw: st.DrawFn) -> tuple[PolicyParams, RequestArrays, Profile, float]
         decode_guard=guard,
     )
     served = profile(blocks, depth=draw(st.sampled_from([1, 2])), block_size=block_size)
+    served = dataclasses.replace(served, prefix_caching=caching)
     return params, requests, served, draw(st.sampled_from([0.0, 0.3]))
 
 
 def assert_identical(one: SimResult, other: SimResult) -> None:
-    for name in ("first_token_s", "last_token_s", "token_time_s", "preemptions"):
+    for name in ("first_token_s", "last_token_s", "token_time_s", "preemptions", "cached_tokens"):
         left, right = getattr(one, name), getattr(other, name)
         assert left.dtype == right.dtype, name
         assert left.tobytes() == right.tobytes(), name
@@ -103,10 +121,17 @@ def assert_laws(params: PolicyParams, requests: RequestArrays, served: Profile, 
         assert np.all(np.diff(times) > 0)
         assert times[0] > requests.arrival_s[index] + served.frontend_delay_s
         scheduled = log.entry_tokens[log.entry_request == index].sum()
+        whole = requests.prompt_tokens[index] + requests.output_tokens[index] - 1
         if result.preemptions[index] == 0:
-            assert scheduled == requests.prompt_tokens[index] + requests.output_tokens[index] - 1
-        else:
+            assert scheduled == whole - result.cached_tokens[index]
+        elif not served.prefix_caching:
             assert scheduled >= requests.prompt_tokens[index]
+    # Hits are whole blocks, and leave at least the last token to compute.
+    assert np.all(result.cached_tokens % served.block_size == 0)
+    assert np.all(result.cached_tokens < requests.prompt_tokens)
+    assert log.cached_tokens.sum() >= result.cached_tokens.sum()
+    if not served.prefix_caching:
+        assert log.cached_tokens.sum() == log.evicted_blocks.sum() == 0
     # The clock is monotone, and steps do not overlap.
     assert np.all(log.end_s > log.start_s)
     assert np.all(log.start_s[1:] >= log.end_s[:-1])
@@ -140,6 +165,7 @@ def test_a_batch_gives_each_trace_what_it_gets_alone(
         assert batch.first_token_s[batch.trace(place)].tobytes() == alone.first_token_s.tobytes()
         assert batch.last_token_s[batch.trace(place)].tobytes() == alone.last_token_s.tobytes()
         assert batch.preemptions[batch.trace(place)].tobytes() == alone.preemptions.tobytes()
+        assert batch.cached_tokens[batch.trace(place)].tobytes() == alone.cached_tokens.tobytes()
         assert batch.branch_steps[place].tolist() == list(alone.steps.branch_steps.values())
         assert batch.busy_s[place] == alone.steps.busy_s
 
@@ -249,7 +275,7 @@ def test_kv_blocks_are_conserved_at_every_step(
     case: tuple[PolicyParams, RequestArrays, Profile, float],
 ) -> None:
     params, requests, served, _ = case
-    scheduler = Scheduler(params, served)
+    scheduler = Scheduler(params, served, requests.prefixes)
     for index in range(len(requests)):
         request = Request(index, 0.0, int(requests.prompt_tokens[index]), int(requests.output_tokens[index]))
         scheduler.waiting.append(request)
@@ -258,7 +284,12 @@ def test_kv_blocks_are_conserved_at_every_step(
         for request in scheduler.running:
             assert request.num_blocks == -(-request.num_computed_tokens // served.block_size)
         assert all(request.num_blocks == request.num_computed_tokens == 0 for request in scheduler.waiting)
-        assert scheduler.num_free_blocks + sum(r.num_blocks for r in scheduler.running) == served.num_kv_blocks - 1
+        held = sum(request.num_blocks for request in scheduler.running)
+        if scheduler.cache is None:
+            assert scheduler.num_free_blocks + held == served.num_kv_blocks - 1
+        else:  # blocks may be shared
+            assert served.num_kv_blocks - 1 - held <= scheduler.num_free_blocks <= served.num_kv_blocks - 1
+            assert scheduler.num_free_blocks == scheduler.cache.num_free
         scheduler.deliver(step)
     assert scheduler.num_free_blocks == served.num_kv_blocks - 1
 

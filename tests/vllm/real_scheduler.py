@@ -21,6 +21,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed: scripts/install_vllm_
 import torch
 from vllm import SamplingParams
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
@@ -80,6 +82,7 @@ def build_scheduler(
     max_num_batched_tokens: int | None = None,
     additional_config: dict[str, Any] | None = None,
     long_prefill_token_threshold: int = 0,
+    prefix_caching: bool = False,
 ) -> Any:
     """A scheduler for `params`: ours, or with `stock` vLLM's own under the same engine values."""
     scheduler_config = SchedulerConfig(
@@ -91,7 +94,7 @@ def build_scheduler(
         async_scheduling=asynchronous,
         long_prefill_token_threshold=long_prefill_token_threshold,
     )
-    cache_config = CacheConfig(block_size=block_size, enable_prefix_caching=False)
+    cache_config = CacheConfig(block_size=block_size, enable_prefix_caching=prefix_caching)
     cache_config.num_gpu_blocks = num_kv_blocks
     config = VllmConfig(model_config=_model_config(), scheduler_config=scheduler_config, cache_config=cache_config)
     if additional_config is None:
@@ -112,10 +115,25 @@ def build_scheduler(
     )
 
 
-def make_request(index: int, prompt_tokens: int, output_tokens: int, arrival_s: float = 0.0) -> Any:
+@cache
+def _block_hasher(block_size: int) -> Any:
+    init_none_hash(sha256)
+    return get_request_block_hasher(block_size, sha256)
+
+
+def make_request(
+    index: int,
+    prompt_tokens: int,
+    output_tokens: int,
+    arrival_s: float = 0.0,
+    prompt_ids: list[int] | None = None,
+    block_size: int = 16,
+) -> Any:
+    """prompt_ids: what a prefix cache compares, in blocks of block_size; without them no block is hashed."""
     return Request(
         request_id=str(index),
-        prompt_token_ids=[3] * prompt_tokens,
+        prompt_token_ids=prompt_ids or [3] * prompt_tokens,
+        block_hasher=None if prompt_ids is None else _block_hasher(block_size),
         pooling_params=None,
         arrival_time=arrival_s,
         sampling_params=SamplingParams(max_tokens=output_tokens, ignore_eos=True, temperature=0.0, detokenize=False),
@@ -135,12 +153,15 @@ class RealStep:
     decode_tokens: int
     preemptions: int
     free_kv_blocks: int
+    cached_tokens: int
+    evicted_blocks: int = 0
 
 
 @dataclass(slots=True)
 class RealReplay:
     steps: list[RealStep] = field(default_factory=list)
     token_time_s: dict[int, list[float]] = field(default_factory=dict)
+    cached_tokens: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -155,7 +176,8 @@ def model_output(output: Any, samples: dict[str, bool]) -> Any:
     return ModelRunnerOutput(
         req_ids=ids,
         req_id_to_index={request_id: place for place, request_id in enumerate(ids)},
-        sampled_token_ids=[[7] if samples[request_id] else [] for request_id in ids],
+        # No two requests generate the same tokens, so that none shares a block of generated ones.
+        sampled_token_ids=[[1000 + int(request_id)] if samples[request_id] else [] for request_id in ids],
     )
 
 
@@ -166,9 +188,12 @@ def replay(
     *,
     before_schedule: Callable[[Any], None] | None = None,
     after_schedule: Callable[[Any, Any], None] | None = None,
+    prompts: list[list[int]] | None = None,
 ) -> RealReplay:
-    """Serve `trace` with the real scheduler under virtual time."""
-    arriving = deque(_arrivals(trace, profile))
+    """Serve `trace` with the real scheduler under virtual time. prompts: the token ids, for a prefix cache."""
+    arriving = deque(_arrivals(trace, profile, prompts))
+    evictions = _count_evictions(scheduler)
+    evicted = 0
     queue: deque[_Batch] = deque()
     result = RealReplay(token_time_s={index: [] for index in range(len(trace))})
     now_s = gpu_free_s = 0.0
@@ -192,6 +217,7 @@ def replay(
                 step.start_s = max(now_s, gpu_free_s)
                 step.end_s = gpu_free_s = ready_s = step.start_s + duration_s
                 step.preemptions, preemptions = preemptions, 0
+                step.evicted_blocks, evicted = evictions[0] - evicted, evictions[0]
                 result.steps.append(step)
             queue.append(_Batch(output, samples, ready_s))
             if len(queue) < profile.pipeline_depth and scheduler.has_requests():
@@ -205,14 +231,31 @@ def replay(
         for client in outputs.values():
             for item in client.outputs:
                 result.token_time_s[int(item.request_id)] += [now_s] * len(item.new_token_ids)
+                if item.prefill_stats is not None:
+                    result.cached_tokens[int(item.request_id)] = item.prefill_stats.num_cached_tokens
     return result
 
 
-def _arrivals(trace: RequestArrays, profile: Profile) -> Iterator[Any]:
+def _count_evictions(scheduler: Any) -> list[int]:
+    pool = scheduler.kv_cache_manager.block_pool
+    evict = pool._maybe_evict_cached_block
+    count = [0]
+
+    def counting(block: Any) -> bool:
+        evicted = evict(block)
+        count[0] += evicted
+        return bool(evicted)
+
+    pool._maybe_evict_cached_block = counting
+    return count
+
+
+def _arrivals(trace: RequestArrays, profile: Profile, prompts: list[list[int]] | None) -> Iterator[Any]:
     for index, (arrival_s, prompt, output) in enumerate(
         zip(trace.arrival_s.tolist(), trace.prompt_tokens.tolist(), trace.output_tokens.tolist(), strict=True)
     ):
-        yield make_request(index, prompt, output, arrival_s + profile.frontend_delay_s)
+        ids = None if prompts is None else prompts[index]
+        yield make_request(index, prompt, output, arrival_s + profile.frontend_delay_s, ids, profile.block_size)
 
 
 def _preempted(output: Any) -> set[str]:
@@ -221,10 +264,12 @@ def _preempted(output: Any) -> set[str]:
 
 def _describe(scheduler: Any, output: Any, computed: dict[str, int], profile: Profile) -> tuple[RealStep, float]:
     """The step by the policy's own definition of prefill and decode, from what vLLM scheduled."""
-    prefill = pairs = decode = context = 0
+    prefill = pairs = decode = context = cached = 0
     for request_id, tokens in output.num_scheduled_tokens.items():
         request = scheduler.requests[request_id]
         before = request.num_computed_tokens - tokens
+        if computed[request_id] == 0:  # admitted in this step, or not yet computed on
+            cached += before
         if before < request.num_prompt_tokens:
             prefill += tokens
             pairs += tokens * before + tokens * (tokens + 1) // 2
@@ -240,6 +285,7 @@ def _describe(scheduler: Any, output: Any, computed: dict[str, int], profile: Pr
         prefill_tokens=prefill,
         decode_tokens=decode,
         preemptions=0,
+        cached_tokens=cached,
         free_kv_blocks=scheduler.kv_cache_manager.block_pool.get_num_free_blocks(),
     )
     return step, profile.cost.seconds(prefill, pairs, decode, context)

@@ -12,12 +12,15 @@ import pytest
 
 real = pytest.importorskip("real_scheduler")
 
+from autotune.evaluate import request_arrays  # noqa: E402
 from ppas_core.policy import Branch, PolicyParams, Scope  # noqa: E402
 from ppas_core.sim.profile import DEFAULT_PROFILE, Profile, load_profile  # noqa: E402
 from ppas_core.sim.requests import RequestArrays  # noqa: E402
 from ppas_core.sim.result import BRANCHES, SimResult  # noqa: E402
 from ppas_core.sim.simulate import simulate  # noqa: E402
 from ppas_core.vllm.steplog import read_step_log  # noqa: E402
+from traces.format import Trace, TraceRequest  # noqa: E402
+from traces.prompts import Vocabulary, prompt_ids  # noqa: E402
 
 FULL_SIZE = 18  # traces a family: 252 in all
 TRACES_A_FAMILY = int(os.environ.get("PPAS_ORACLE_TRACES", FULL_SIZE))
@@ -49,6 +52,48 @@ def test_the_simulator_schedules_random_traces_step_for_step_as_vllm_does(family
         assert Branch.MAX in branches
     if family.endswith("-plus"):
         assert Branch.LARGE_PREFILL in branches
+
+
+@pytest.mark.parametrize("depth", [1, 2], ids=["Scheduler", "AsyncScheduler"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_simulator_caches_prefixes_step_for_step_as_vllm_does(family: str, depth: int) -> None:
+    """The prompts are those that a live replay sends, so the step from block hashes to ids is checked as well."""
+    totals = dict.fromkeys(("preemptions", "hits", "evictions", "hits of recomputing requests"), 0)
+    for number in range(TRACES_A_FAMILY // 2):
+        r = random.Random(f"cache {family} {depth} {number}")
+        params, arrays, profile = random_case(r, family, depth)
+        trace = with_shared_prefixes(r, arrays)
+        # Sharing leaves room; a pool just above the longest request still evicts and preempts.
+        least = -(-arrays.longest_tokens // profile.block_size) + 2
+        blocks = min(profile.num_kv_blocks, least + r.choice([0, 2, 10, 50]))
+        profile = dataclasses.replace(profile, prefix_caching=True, num_kv_blocks=blocks)
+        simulated = simulate(params, request_arrays(trace, prefixes=True), profile, record_steps=True)
+        scheduler = real.build_scheduler(
+            params,
+            asynchronous=depth == 2,
+            num_kv_blocks=profile.num_kv_blocks,
+            stock=family == "stock",
+            prefix_caching=True,
+        )
+        vocabulary = Vocabulary(512)
+        prompts = [
+            prompt_ids(
+                trace.digest, index, request.prompt_tokens, vocabulary,
+                block_hashes=request.block_hashes, block_size=trace.block_size,
+            )
+            for index, request in enumerate(trace.requests)
+        ]  # fmt: skip
+        replayed = real.replay(scheduler, arrays, profile, prompts=prompts)
+        assert_same(replayed, simulated, f"{family}, depth {depth}, trace {number}: {params}")
+        assert simulated.step_log is not None
+        totals["preemptions"] += int(simulated.preemptions.sum())
+        totals["hits"] += int(np.count_nonzero(simulated.cached_tokens))
+        totals["evictions"] += simulated.steps.evicted_blocks
+        totals["hits of recomputing requests"] += int(
+            simulated.step_log.cached_tokens.sum() - simulated.cached_tokens.sum()
+        )
+    if TRACES_A_FAMILY >= FULL_SIZE:
+        assert all(total >= 3 for total in totals.values()), totals
 
 
 @pytest.mark.parametrize("depth", [1, 2], ids=["Scheduler", "AsyncScheduler"])
@@ -98,7 +143,7 @@ def test_the_simulator_schedules_as_another_vllm_version_does() -> None:
         timeout=400,
     )
     assert run.returncode == 0, run.stdout[-3000:]
-    assert f"{2 * len(FAMILIES)} passed" in run.stdout
+    assert f"{4 * len(FAMILIES)} passed" in run.stdout
 
 
 def random_case(r: random.Random, family: str, depth: int) -> tuple[PolicyParams, RequestArrays, Profile]:
@@ -132,6 +177,25 @@ def random_case(r: random.Random, family: str, depth: int) -> tuple[PolicyParams
     return params, RequestArrays(arrival_s, prompts, outputs), profile
 
 
+def with_shared_prefixes(r: random.Random, arrays: RequestArrays) -> Trace:
+    """The same arrivals and lengths; many prompts begin alike, in blocks that are not always the server's."""
+    block_size = r.choice([16, 16, 32, 512, 24, 7])
+    sharing = r.choice([0.3, 0.9])
+    fork = r.randint(0, 600)
+    requests = []
+    for index, (arrival_s, prompt, output) in enumerate(
+        zip(arrays.arrival_s.tolist(), arrays.prompt_tokens.tolist(), arrays.output_tokens.tolist(), strict=True)
+    ):
+        own = r.random() > sharing
+        family = r.randint(1, 2)
+        hashes = tuple(
+            1000 + index if own else 0 if place * block_size < fork else family
+            for place in range(-(-prompt // block_size))
+        )
+        requests.append(TraceRequest(arrival_s, prompt, output, () if own and r.random() < 0.5 else hashes))
+    return Trace("shared", tuple(requests), block_size=block_size)
+
+
 def assert_same(replayed: "real.RealReplay", simulated: SimResult, case: str) -> None:
     log = simulated.step_log
     assert log is not None
@@ -139,11 +203,13 @@ def assert_same(replayed: "real.RealReplay", simulated: SimResult, case: str) ->
         theirs = (
             step.plan_s, step.start_s, step.end_s, step.tokens,
             step.prefill_tokens, step.decode_tokens, step.free_kv_blocks, step.preemptions,
+            step.cached_tokens, step.evicted_blocks,
         )  # fmt: skip
         ours = (
             float(log.plan_s[place]), float(log.start_s[place]), float(log.end_s[place]),
             list(log.scheduled(place).items()), int(log.prefill_tokens[place]), int(log.decode_tokens[place]),
             int(log.free_kv_blocks[place]), int(log.preemptions[place]),
+            int(log.cached_tokens[place]), int(log.evicted_blocks[place]),
         )  # fmt: skip
         assert theirs == ours, f"{case}: step {place}"
         if step.decision is not None:
@@ -152,3 +218,5 @@ def assert_same(replayed: "real.RealReplay", simulated: SimResult, case: str) ->
     assert len(replayed.steps) == len(log), case
     times = [time_s for index in sorted(replayed.token_time_s) for time_s in replayed.token_time_s[index]]
     assert times == simulated.token_time_s.tolist(), f"{case}: token times"
+    cached = [replayed.cached_tokens[index] for index in sorted(replayed.token_time_s)]
+    assert cached == simulated.cached_tokens.tolist(), f"{case}: cached tokens"
