@@ -49,6 +49,7 @@ class MeasuredServer:
     block_size: int
     max_model_len: int
     pipeline_depth: int
+    prefix_caching: bool
     about: Mapping[str, Any]
 
     @classmethod
@@ -78,6 +79,7 @@ class MeasuredServer:
             block_size=int(facts["block_size"]),
             max_model_len=int(facts["max_model_len"]),
             pipeline_depth=depth,
+            prefix_caching=str((facts.get("cache") or {}).get("enable_prefix_caching")) == "True",
             about={
                 "scheduler": facts["scheduler"],
                 "flags": {name: value for name, value in (facts.get("flags") or {}).items() if name not in _PRIVATE},
@@ -95,6 +97,7 @@ class MeasuredServer:
             block_size=profile.block_size,
             max_model_len=profile.max_model_len,
             pipeline_depth=profile.pipeline_depth,
+            prefix_caching=profile.prefix_caching,
             about={"simulated_from": profile.name, "simulated_from_digest": profile.digest},
         )
 
@@ -262,6 +265,7 @@ def fit_profile(
         block_size=server.block_size,
         max_model_len=server.max_model_len,
         pipeline_depth=server.pipeline_depth,
+        prefix_caching=server.prefix_caching,
         provenance={
             "source": "fitted to step logs by ppas calibrate",
             "date": provenance.now(),

@@ -26,7 +26,7 @@ _TINY_TOKENS: Final = 32
 _MOST_DECODES: Final = 64
 _BESIDE: Final = 4
 """Requests that decode while prefills are measured beside them."""
-_MOST_REPEATS: Final = 12
+_MOST_REPEATS: Final = 6
 _REST, _REST_S = 1.5, 0.1
 """A lone request is followed by the next after so many of its own durations and so many seconds."""
 _POOL_SHARE: Final = 0.8

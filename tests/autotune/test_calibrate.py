@@ -200,7 +200,8 @@ def test_the_check_is_the_busiest_stretch() -> None:
 
 FACTS: dict[str, Any] = {
     "vllm_version": "0.27.1", "model": "m", "max_model_len": 8192, "kv_blocks": 3051, "block_size": 128,
-    "scheduler": "AsyncPpasScheduler", "flags": {"dtype": "auto", "api_key": "hunter2", "port": 1},
+    "cache": {"enable_prefix_caching": "False"}, "scheduler": "AsyncPpasScheduler",
+    "flags": {"dtype": "auto", "api_key": "hunter2", "port": 1},
 }  # fmt: skip
 
 
@@ -213,6 +214,8 @@ def test_the_servers_facts_are_taken_as_they_are_and_no_secret_with_them() -> No
         2,
     )
     assert MeasuredServer.from_facts({**FACTS, "scheduler": "SyncPpasScheduler"}, gpu="x").pipeline_depth == 1
+    assert not server.prefix_caching
+    assert MeasuredServer.from_facts({**FACTS, "cache": {"enable_prefix_caching": "True"}}, gpu="x").prefix_caching
     assert server.about["flags"] == {"dtype": "auto"}
 
 
