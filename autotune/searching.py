@@ -85,7 +85,7 @@ class Searching:
     def _propose(self, search: Search, done: list[SearchTrial]) -> None:
         if self._foresight is None or search.has_next():
             return
-        if (params := self._foresight.suggestion(done, len(done))) is not None:
+        if (params := self._foresight.suggestion(done)) is not None:
             search.propose("predicted", params)
 
     def _race(self, done: Iterable[SearchTrial]) -> Race | None:

@@ -48,7 +48,7 @@ class Foresight:
         """What the simulator says now."""
         return self.guide.forecast
 
-    def suggestion(self, trials: Sequence[SearchTrial], turn: int) -> PolicyParams | None:
+    def suggestion(self, trials: Sequence[SearchTrial]) -> PolicyParams | None:
         """What to measure next, or None where it is the sampler's turn, or the simulator is not trusted any more."""
         if self.dropped is not None:
             return None
@@ -57,8 +57,7 @@ class Foresight:
             self._reconsider(measured)
             if self.dropped is not None:
                 return None
-        num_proposed = sum(trial.arm == "predicted" for trial in trials)
-        return self.guide.suggestion(measured, num_proposed, turn)
+        return self.guide.suggestion({trial.params for trial in trials}, measured)
 
     def expected_gain_pct(self, trials: Sequence[SearchTrial]) -> float | None:
         """The most that one more trial is expected to gain, in per cent; None while that is not known."""
@@ -89,9 +88,12 @@ class Foresight:
     def _reconsider(self, measured: Sequence[Measured]) -> None:
         """Refits the profile to the steps of the trials so far, and drops it where that does not help."""
         before = self.guide.judge(measured)
-        steps = None if self.refitted else _steps_so_far(self._study.run.path)
+        if self.refitted:
+            self.dropped = f"even refitted to the trials' step logs, {before.sentence}"
+            return
+        steps = _steps_so_far(self._study.run.path)
         if steps is None:
-            self.dropped = before.sentence
+            self.dropped = f"{before.sentence}; there are no step logs to refit it to"
             return
         try:
             self.guide = self._sweep(refit(self.forecast.profile, steps))
@@ -101,7 +103,7 @@ class Foresight:
         self.refitted = True
         after = self.guide.judge(measured)
         if not after.trusted:
-            self.dropped = f"{before.sentence}; refitted to the trials' step logs: {after.sentence}"
+            self.dropped = f"{before.sentence}; refitted to the trials' step logs, {after.sentence}"
 
     def _sweep(self, profile: Profile) -> Guide:
         study, plan = self._study, self._study.plan
