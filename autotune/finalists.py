@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from autotune import aggregate, metrics
 from autotune.compare import compare_settings
@@ -11,10 +13,14 @@ from autotune.export import write_vllm_config
 from autotune.live import LiveEvaluator
 from autotune.measure import Measurement
 from autotune.plan import static_like
-from autotune.records import Replay
+from autotune.records import Origin, Replay
+from autotune.replay.kept import keep_replay, read_replay
 from autotune.results import ColdCheck, Comparison
+from autotune.runfolder import folder_name
 from ppas_core.errors import NoResult, PpasError
+from ppas_core.plain_json import dump_json
 from ppas_core.policy import PolicyParams
+from traces.format import Trace
 
 _COLD_TRACES = 4
 """Held-out traces replayed on the cold server; it costs a start and need not be precise."""
@@ -24,8 +30,9 @@ def replay_held_out(study: Measurement, finalists: dict[str, PolicyParams]) -> d
     """Role to replays on the held-out traces, in their order.
 
     The finalists take turns on every trace, forwards on one and backwards on the next (A B B A), so that a slow drift
-    of the machine hits all alike. A simulated study also replays every static budget, for the picture.
-    Raises NoResult when a finalist cannot be measured there.
+    of the machine hits all alike. A simulated study also replays every static budget, for the picture. A live study
+    keeps each finished replay, and a later process reads it back; other finalists are replayed anew, all of them, since
+    replays of different days do not pair. Raises NoResult when a finalist cannot be measured there.
     """
     plan, progress = study.plan, study.progress
     roles = list(finalists)
@@ -33,11 +40,12 @@ def replay_held_out(study: Measurement, finalists: dict[str, PolicyParams]) -> d
     others = _other_statics(study, finalists) if not isinstance(plan.evaluator, LiveEvaluator) else []
     progress.begin("Replaying held-out traces", len(plan.held_out) * len(roles) + len(others))
     measured: dict[tuple[PolicyParams, str], Replay] = {}
+    turns = _kept_folder(study, "turns", finalists.values())
     for number, trace in enumerate(plan.held_out):
         for role in roles if number % 2 == 0 else roles[::-1]:
             key = (finalists[role], trace.digest)
             if key not in measured:  # two roles may name the same setting
-                measured[key] = plan.evaluator.replay(finalists[role], trace)
+                measured[key] = _kept_or_new(turns, number, finalists[role], trace, plan.evaluator.replay)
             replays[role].append(measured[key])
             progress.advance(f"{role}, {trace.name}")
     for params in others:
@@ -87,12 +95,18 @@ def check_cold(study: Measurement, exported: PolicyParams, hot: Sequence[Replay]
     config = write_vllm_config(exported, study.run.path / "servers" / "exported.yaml")
     traces = plan.held_out[:_COLD_TRACES]
     metric = study.preferred[0]
+    folder = _kept_folder(study, "cold", [exported])
     study.progress.begin("Checking the export on a cold server", len(traces))
     cold: list[Replay] = []
     try:
-        with evaluator.cold(config) as replay:
-            for trace in traces:
-                cold.append(replay(exported, trace))
+        with contextlib.ExitStack() as stack:
+            replay: _Replays | None = None
+            for number, trace in enumerate(traces):
+                found = read_replay(_kept_file(folder, number, exported), exported, trace)
+                if found is None:
+                    replay = replay or stack.enter_context(evaluator.cold(config))
+                    found = _kept_or_new(folder, number, exported, trace, replay)
+                cold.append(found)
                 study.progress.advance(trace.name)
         study.run.save_requests("finalists/cold", cold)
         means = [aggregate.regime_means(side, [metric], study.limits) for side in (cold, hot[: len(traces)])]
@@ -108,6 +122,34 @@ def check_cold(study: Measurement, exported: PolicyParams, hot: Sequence[Replay]
         change_pct=100 * change,
         reason=f"{label} on the cold server is {abs(100 * change):.1f} % {'above' if change > 0 else 'below'} hot",
     )
+
+
+_Replays = Callable[[PolicyParams, Trace], Replay]
+
+
+def _kept_folder(study: Measurement, kind: str, settings: Iterable[PolicyParams]) -> Path | None:
+    """Where finished replays of exactly these settings are kept; None where measuring again costs and changes nothing."""
+    if study.plan.evaluator.origin is not Origin.LIVE:
+        return None
+    named = dump_json([sorted(params.label() for params in settings), [t.digest for t in study.plan.held_out]])
+    return study.run.path / "finalists" / f"{kind}-{hashlib.sha256(named.encode()).hexdigest()[:8]}"
+
+
+def _kept_file(folder: Path | None, number: int, params: PolicyParams) -> Path:
+    return (folder or Path()) / f"{number:03}-{folder_name(params.label())}.parquet"
+
+
+def _kept_or_new(folder: Path | None, number: int, params: PolicyParams, trace: Trace, replay: _Replays) -> Replay:
+    """The replay of held-out trace `number`, from `folder` or measured now; one with failed requests is not kept."""
+    if folder is None:
+        return replay(params, trace)
+    file = _kept_file(folder, number, params)
+    if (found := read_replay(file, params, trace)) is not None:
+        return found
+    found = replay(params, trace)
+    if not found.requests.failures():
+        keep_replay(found, file)
+    return found
 
 
 def _other_statics(study: Measurement, finalists: dict[str, PolicyParams]) -> list[PolicyParams]:

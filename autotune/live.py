@@ -22,15 +22,15 @@ from autotune.records import ClientLag, Origin, Replay
 from autotune.replay.answer import TIMEOUT
 from autotune.replay.outcome import ReplayOutcome
 from autotune.replay.run import replay as replay_trace
-from autotune.server import Server, existing_server, start_server
+from autotune.server import Server, existing_server, is_healthy, start_server
 from autotune.server_deaths import Deaths
+from autotune.server_facts import keep_facts, kept_facts
 from autotune.server_joined import JoinedServer
 from autotune.server_settings import Channel, FileChannel, wait_for_ack
 from autotune.server_steps import StepTail, open_requests
 from ppas_core.errors import InvalidInput, NoResult, PpasError
-from ppas_core.files import write_atomically
-from ppas_core.plain_json import dump_json, load_json
 from ppas_core.policy import PolicyParams
+from ppas_core.vllm.live import state_path
 from traces.format import Trace, TraceRequest
 from traces.prompts import WARM_UP, Vocabulary
 
@@ -40,8 +40,12 @@ WRAPPER_OUTPUT: Final = "{output}"
 _ATTEMPTS: Final = 3
 """Replays of a trace whose client was late, before the setting counts as not measurable."""
 _OUTSIDE: Final = "a live evaluator replays within its session only"
+_DEATH_TOLD_S: Final = 15.0
+"""So long may vLLM take to end after its engine did."""
 _SAY_EVERY_S: Final = 15
 _ACK_TIMEOUT_S: Final = 30.0
+_DRAIN_TIMEOUT_S: Final = 60.0
+"""How long a server may still have requests between replays before it counts as hanging; never above their timeout."""
 _LOG_FLUSH_S: Final = 0.25
 """The engine's reporter writes the step log every 0.1 s."""
 _STEP_LOG_BYTES: Final = 2**33
@@ -55,7 +59,6 @@ class ServerOptions:
     model: as for `vllm serve`. flags, environment: passed on as they are.
     wrapper: a command before the server's; `{output}` in it becomes a path of that server's own, without a suffix.
     vocabulary_size: ids that prompts are drawn from. start_timeout_s, request_timeout_s: when to give up.
-    drain_timeout_s: how long a server may still have requests after a replay before it counts as hanging.
     max_send_lag_s: a replay counts only when the client's P99 lateness stays below this plus 1 % of mean latency.
     url: a server that somebody else started with P-PAS; it is never started, restarted or ended. Its settings are
         changed through settings_file, the file that it watches, or else through its route, with the token in token_file
@@ -70,7 +73,6 @@ class ServerOptions:
     vocabulary_size: int = 32_000
     start_timeout_s: float = 900.0
     request_timeout_s: float = 600.0
-    drain_timeout_s: float = 60.0
     max_send_lag_s: float = 0.005
     url: str | None = None
     settings_file: Path | None = None
@@ -148,7 +150,7 @@ class LiveEvaluator:
 
     def describe(self) -> dict[str, Any]:
         """The identity and what the server said of itself."""
-        facts = _read_json(self._facts_file) if self._folder is not None else None
+        facts = kept_facts(self._facts_file) if self._folder is not None else None
         return {**self.identity(), **({"server": facts} if facts else {}), "server_starts": self.starts}
 
     def replay(self, params: PolicyParams, trace: Trace, repeat: int = 0) -> Replay:
@@ -245,6 +247,10 @@ class LiveEvaluator:
     def _start(self) -> Server:
         log = self._new_log("server")
         self.say(f"starting vLLM with {self.options.model} (log: {log})")
+        for stale in (self._settings_file, state_path(self._settings_file)):
+            stale.unlink(
+                missing_ok=True
+            )  # a server reads it at its start, and the last setting may have ended the last one
         budget, max_num_seqs = str(self.budget), str(self.max_num_seqs)
         server = self._start_server(
             log,
@@ -293,19 +299,11 @@ class LiveEvaluator:
             self.say(f"waiting for vLLM, {waited_s:.0f} s: {line[-100:]}")
 
     def _remember_facts(self, server: Server, **further: Any) -> None:
-        """Keeps what the first server said, and refuses to go on with another version or model than that."""
-        facts = {**server.facts.to_dict(), "start_s": server.start_s, **further}
-        before = _read_json(self._facts_file)
-        if before is None:
-            write_atomically(self._facts_file, dump_json(facts, indent=1).encode())
-            return
-        for key in ("vllm_version", "model"):
-            if before.get(key) != facts.get(key):
-                server.stop()
-                raise InvalidInput(
-                    f"the server's {key} is {facts.get(key)!r}, but this study was begun on {before.get(key)!r}; "
-                    "start a new study, or restore the former one"
-                )
+        try:
+            keep_facts(self._facts_file, {**server.facts.to_dict(), "start_s": server.start_s, **further})
+        except InvalidInput:
+            server.stop()
+            raise
 
     def _give_back(self) -> None:
         """Puts the settings back that a joined server had."""
@@ -330,12 +328,13 @@ class LiveEvaluator:
 
     def _busy(self, server: Server) -> str | None:
         """None once no request is running or waiting; in words what is left when that takes too long."""
-        deadline = time.monotonic() + self.options.drain_timeout_s
+        wait_s = min(_DRAIN_TIMEOUT_S, self.options.request_timeout_s)
+        deadline = time.monotonic() + wait_s
         while (left := open_requests(server.url)) != 0:
             if left is None:
                 return "it does not answer"
             if time.monotonic() > deadline:
-                return f"it still has {left} requests {self.options.drain_timeout_s:g} s after the last replay"
+                return f"it still has {left} requests {wait_s:g} s after the last replay"
             time.sleep(0.02)
         return None
 
@@ -387,7 +386,7 @@ class LiveEvaluator:
         reason = ""
         for attempt in range(1, _ATTEMPTS + 1):
             outcome = self._replay_once(server, trace)
-            if (died := server.ended()) is not None:
+            if (died := _death(server, outcome)) is not None:
                 self._lose_server(params, f"the server died: {died}")
             if TIMEOUT in outcome.records.status and (problem := self._busy(server)) is not None:
                 self._lose_server(params, f"the server hangs: {problem}")
@@ -454,6 +453,16 @@ class LiveEvaluator:
         return self._folder / name
 
 
+def _death(server: Server, outcome: ReplayOutcome) -> str | None:
+    """How the server ended during a replay, None while it is healthy. An end may show in the requests before it is told."""
+    deadline = time.monotonic() + _DEATH_TOLD_S
+    while (died := server.ended()) is None and outcome.records.failures() and not is_healthy(server.url):
+        if time.monotonic() > deadline:
+            return "it is not healthy any more"
+        time.sleep(0.05)
+    return died
+
+
 def _record(params: PolicyParams, trace: Trace, outcome: ReplayOutcome, attempts: int, **known: Any) -> Replay:
     """The record of one replay; `known` is what is known of the engine's part in it."""
     lag = {name: value for name, value in asdict(outcome.lag).items() if name in ClientLag.__slots__}
@@ -472,15 +481,3 @@ def _record(params: PolicyParams, trace: Trace, outcome: ReplayOutcome, attempts
 def _stops_study(error: PpasError) -> PpasError:
     error.stops_study = True
     return error
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    try:
-        data = load_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise InvalidInput(f"{path}: is damaged: {error}; name another folder with --run") from None
-    if not isinstance(data, dict):
-        raise InvalidInput(f"{path}: is damaged: it is no JSON object; name another folder with --run")
-    return data

@@ -39,6 +39,8 @@ class RequestRecords:
     status: N words, `ok` or the reason of the failure (`timeout`, `cut_stream`, …).
     chunk_time_s, chunk_tokens: float64[M] and int64[M], every chunk that carried tokens, request by request.
     chunk_offsets: int64[N + 1]; request i owns the chunks from chunk_offsets[i] up to chunk_offsets[i + 1].
+    cached_tokens: int64[N], prompt tokens that came out of the prefix cache, -1 where the server did not tell; None where
+        nothing is known of a cache.
     """
 
     planned_s: FloatArray
@@ -52,6 +54,7 @@ class RequestRecords:
     chunk_time_s: FloatArray
     chunk_tokens: IntArray
     chunk_offsets: IntArray
+    cached_tokens: IntArray | None = None
 
     def __len__(self) -> int:
         return len(self.status)
@@ -122,5 +125,8 @@ def request_table(replays: Sequence[Replay]) -> pd.DataFrame:
             "planned_s", "sent_s", "first_token_s", "last_token_s", "done_s", "prompt_tokens", "output_tokens",
         )
     }  # fmt: skip
+    columns["cached_tokens"] = np.concatenate(
+        [np.full(len(r), -1) if r.cached_tokens is None else r.cached_tokens for r in (x.requests for x in replays)]
+    )
     status = [word for replay in replays for word in replay.requests.status]
     return pd.DataFrame({**labels, **columns, "status": status})

@@ -187,7 +187,7 @@ def _wait_until_healthy(
     launched: _Launched, url: str, timeout_s: float, waiting: Callable[[float, str], None] | None
 ) -> None:
     start_s = told_s = time.monotonic()
-    while not _is_healthy(url):
+    while not is_healthy(url):
         if launched.ended() is not None:
             kind, line = diagnose(launched.log_text(), launched.exit_code)
             raise failure(kind, line, launched.tail())
@@ -211,7 +211,8 @@ def _facts(launched: _Launched, url: str) -> ServerFacts:
         raise failure(kind, line, launched.tail()) from None
 
 
-def _is_healthy(url: str) -> bool:
+def is_healthy(url: str) -> bool:
+    """Whether the vLLM server at `url` says that it and its engine live."""
     try:
         with urllib.request.urlopen(f"{url}/health", timeout=5) as reply:  # noqa: S310 - base_url checked the scheme
             return bool(reply.status == 200)

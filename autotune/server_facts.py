@@ -9,7 +9,12 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any, Final
+
+from ppas_core.errors import InvalidInput
+from ppas_core.files import write_atomically
+from ppas_core.plain_json import dump_json, load_json
 
 _CACHE_CONFIG: Final = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
 _LABEL: Final = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -62,6 +67,36 @@ def read_facts(url: str, log: str, *, api_key: str | None = None) -> ServerFacts
         flags=_flags(log),
         cache=cache,
     )
+
+
+def keep_facts(file: Path, facts: Mapping[str, Any]) -> None:
+    """Keeps what the first server of a study said in `file`.
+
+    Raises InvalidInput where a later one is of another version or model than the first.
+    """
+    before = kept_facts(file)
+    if before is None:
+        write_atomically(file, dump_json(dict(facts), indent=1).encode())
+        return
+    for key in ("vllm_version", "model"):
+        if before.get(key) != facts.get(key):
+            raise InvalidInput(
+                f"the server's {key} is {facts.get(key)!r}, but this study was begun on {before.get(key)!r}; "
+                "start a new study, or restore the former one"
+            )
+
+
+def kept_facts(file: Path) -> dict[str, Any] | None:
+    """What `keep_facts` kept; None where it kept nothing. Raises InvalidInput when it is damaged."""
+    try:
+        data = load_json(file.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise InvalidInput(f"{file}: is damaged: {error}; name another folder with --run") from None
+    if not isinstance(data, dict):
+        raise InvalidInput(f"{file}: is damaged: it is no JSON object; name another folder with --run")
+    return data
 
 
 def cache_config(metrics: str) -> dict[str, str]:

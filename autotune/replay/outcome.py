@@ -150,6 +150,7 @@ def make_outcome(
         chunk_time_s=np.array(chunk_time_s, dtype=np.float64),
         chunk_tokens=np.array(chunk_tokens, dtype=np.int64),
         chunk_offsets=offsets,
+        cached_tokens=cached,
     )
     lag = lag_summary(records, lateness_s, max_lag_s)
     reason = f"stopped: {stopped}" if stopped is not None else lag.complaint()

@@ -37,16 +37,8 @@ def write_records(outcome: ReplayOutcome, path: Path) -> None:
     from pyarrow import parquet
 
     records = outcome.records
-    offsets = pa.array(records.chunk_offsets, pa.int32())
-    columns: dict[str, Any] = {"index": np.arange(len(records))}
-    columns |= {name: getattr(records, name) for name in (*_TIMES, "prompt_tokens", "output_tokens")}
-    columns |= {
-        "cached_tokens": outcome.cached_tokens,
-        "status": pa.array(records.status, pa.string()),
-        "detail": pa.array(outcome.details, pa.string()),
-        "chunk_time_s": pa.ListArray.from_arrays(offsets, pa.array(records.chunk_time_s, pa.float64())),
-        "chunk_tokens": pa.ListArray.from_arrays(offsets, pa.array(records.chunk_tokens, pa.int64())),
-    }
+    columns = records_columns(records)
+    columns |= {"cached_tokens": outcome.cached_tokens, "detail": pa.array(outcome.details, pa.string())}
     header = {
         "format": FORMAT,
         "version": VERSION,
@@ -85,16 +77,9 @@ def read_records(path: Path) -> ReplayOutcome:
             f"{path}: holds {header.get('format')!r} version {header.get('version')!r}; this release reads "
             f"{FORMAT!r} version {VERSION}"
         )
-    column = {name: table.column(name).combine_chunks() for name in table.column_names}
-    records = RequestRecords(
-        **{name: column[name].to_numpy() for name in (*_TIMES, "prompt_tokens", "output_tokens")},
-        status=tuple(column["status"].to_pylist()),
-        chunk_time_s=column["chunk_time_s"].flatten().to_numpy(),
-        chunk_tokens=column["chunk_tokens"].flatten().to_numpy(),
-        chunk_offsets=column["chunk_time_s"].offsets.to_numpy().astype(np.int64),
-    )
+    column = {name: table.column(name).combine_chunks() for name in ("cached_tokens", "detail")}
     return ReplayOutcome(
-        records,
+        records_of(table),
         LagSummary(**header["lag"]),
         header["valid"],
         header["reason"],
@@ -102,4 +87,32 @@ def read_records(path: Path) -> ReplayOutcome:
         tuple(column["detail"].to_pylist()),
         header["counted"],
         header["about"],
+    )
+
+
+def records_columns(records: RequestRecords) -> dict[str, Any]:
+    """The columns of `records`, by name, for a pyarrow table; nothing of them is lost."""
+    import pyarrow as pa
+
+    offsets = pa.array(records.chunk_offsets, pa.int32())
+    return {
+        "index": np.arange(len(records)),
+        **{name: getattr(records, name) for name in (*_TIMES, "prompt_tokens", "output_tokens")},
+        "status": pa.array(records.status, pa.string()),
+        "chunk_time_s": pa.ListArray.from_arrays(offsets, pa.array(records.chunk_time_s, pa.float64())),
+        "chunk_tokens": pa.ListArray.from_arrays(offsets, pa.array(records.chunk_tokens, pa.int64())),
+        **({} if records.cached_tokens is None else {"cached_tokens": records.cached_tokens}),
+    }
+
+
+def records_of(table: Any) -> RequestRecords:
+    """The records in a pyarrow table with the columns of `records_columns`."""
+    column = {name: table.column(name).combine_chunks() for name in table.column_names}
+    return RequestRecords(
+        **{name: column[name].to_numpy() for name in (*_TIMES, "prompt_tokens", "output_tokens")},
+        status=tuple(column["status"].to_pylist()),
+        chunk_time_s=column["chunk_time_s"].flatten().to_numpy(),
+        chunk_tokens=column["chunk_tokens"].flatten().to_numpy(),
+        chunk_offsets=column["chunk_time_s"].offsets.to_numpy().astype(np.int64),
+        cached_tokens=column["cached_tokens"].to_numpy() if "cached_tokens" in column else None,
     )

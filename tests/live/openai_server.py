@@ -1,7 +1,8 @@
 """A real HTTP server that streams completions as vLLM does, with faults on demand. Standard library alone.
 
 `python openai_server.py '{"gap_s": 0.01, "faults": {"101": "cut"}}'` prints its port and serves on loopback. A fault
-belongs to the requests with that prompt length, so that a test knows which of its requests meet it. GET /seen tells
+belongs to the requests with that prompt length, so that a test knows which of its requests meet it, or to those of more
+than 10 tokens under a setting of that label, where an engine stands behind it (`stand_in_engine.py`). GET /seen tells
 what every request asked for and when it came.
 """
 
@@ -10,6 +11,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
+import signal
 import sys
 import time
 from dataclasses import dataclass, field
@@ -18,7 +21,10 @@ from typing import Any
 
 @dataclass
 class Behaviour:
-    """first_s: to the first token; gap_s: between tokens; tokens_per_event; cached: told cached prompt tokens."""
+    """first_s: to the first token; gap_s: between tokens; tokens_per_event; cached: told cached prompt tokens.
+
+    engine: options of the engine, as JSON. by_setting: label to fault.
+    """
 
     port: int = 0
     first_s: float = 0.0
@@ -29,12 +35,20 @@ class Behaviour:
     echo_prompt: bool = True
     cached: int | None = None
     faults: dict[str, str] = field(default_factory=dict)
+    engine: dict[str, Any] | None = None
+    by_setting: dict[str, str] = field(default_factory=dict)
 
 
 class Server:
     def __init__(self, behaviour: Behaviour) -> None:
         self.behaviour = behaviour
         self.seen: list[dict[str, Any]] = []
+        self.running = 0
+        self.engine: Any = None
+        if behaviour.engine is not None:
+            from stand_in_engine import EngineOptions, StandInEngine
+
+            self.engine = StandInEngine(EngineOptions(**behaviour.engine))
 
     async def serve(self) -> None:
         server = await asyncio.start_server(
@@ -54,7 +68,19 @@ class Server:
             )
             body = await reader.readexactly(length)
             if path == "/v1/completions" and method == "POST":
-                await self.complete(json.loads(body), head, came_s, writer)
+                self.running += 1
+                try:
+                    await self.complete(json.loads(body), head, came_s, reader, writer)
+                finally:
+                    self.running -= 1
+            elif path == "/metrics":
+                page = f'vllm:num_requests_running{{engine="0"}} {self.running}.0\n'.encode()
+                writer.write(b"HTTP/1.1 200 X\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%b" % (len(page), page))
+            elif path == "/version":
+                answer(writer, 200, {"version": "0.27.1"})
+            elif path.startswith("/ppas/") and self.engine is not None:
+                client = writer.get_extra_info("peername")[0]
+                await self.engine.route(method, path, head, body, client, lambda *said: answer(writer, *said))
             elif path == "/v1/models":
                 answer(writer, 200, {"data": [{"id": "tiny", "max_model_len": 131072}]})
             elif path == "/seen":
@@ -67,9 +93,19 @@ class Server:
         finally:
             writer.close()
 
-    async def complete(self, request: dict[str, Any], head: str, came_s: float, writer: asyncio.StreamWriter) -> None:
+    async def complete(
+        self,
+        request: dict[str, Any],
+        head: str,
+        came_s: float,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
         prompt, tokens = request["prompt"], request["max_tokens"]
+        setting = "" if self.engine is None else self.engine.take_step(len(prompt))
         fault = self.behaviour.faults.get(str(len(prompt)), "")
+        if len(prompt) > 10:
+            fault = self.behaviour.by_setting.get(setting, fault)
         digest = hashlib.sha256(json.dumps(prompt).encode()).hexdigest()
         self.seen.append(
             {
@@ -79,14 +115,22 @@ class Server:
                 "head": prompt[:32],
                 "came_s": came_s,
                 "key": "bearer abc" in head.lower(),
+                "setting": setting,
             }
         )
+        if fault == "refuse half":
+            fault = "refuse" if len(self.seen) % 2 else ""
+        if fault == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "stuck":  # the request stays running, whatever becomes of its client
+            await asyncio.sleep(3600)
+        if fault == "hang":
+            await reader.read()  # until the client gives up
+            return None
         if fault == "refuse":
             return answer(writer, 503, {"error": {"message": "too busy today", "code": 503}})
         if fault == "drop":
             return writer.transport.abort()
-        if fault == "hang":
-            await asyncio.sleep(3600)
         head_lines = (b"Content-Type: text/event-stream", b"Transfer-Encoding: chunked", b"Connection: close")
         writer.write(b"\r\n".join((b"HTTP/1.1 200 OK", *head_lines, b"", b"")))
         await asyncio.sleep(self.behaviour.first_s)
