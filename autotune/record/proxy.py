@@ -1,6 +1,6 @@
 """The recording proxy: passes every request and every piece of its answer on at once, and hands a copy to the writer.
 
-One event loop, a connection to the server per request, no limit on how many are open, nothing buffered: a piece of an
+One event loop, no limit on how many connections are open, nothing buffered: a piece of an
 answer is written to the client before the next one is read. It parses only what it must change. Needs aiohttp.
 """
 
@@ -27,6 +27,9 @@ HEARTBEAT_S: Final = 0.05
 LATE_S: Final = 0.005
 READ_BUFFER_BYTES: Final = 4 * 2**20
 KEEP_ALIVE_S: Final = 3600.0
+"""To clients: the server's own habits do not show, so nobody may be surprised by a connection closed early."""
+SERVER_KEEP_ALIVE_S: Final = 2.0
+"""To the server: a connection that it closes (vLLM: after 5 s) just when it is used again would lose a request."""
 BEHIND_BYTES: Final = 8 * 2**20
 """So much waits for the writer that it shall not spend time on asking for token ids."""
 FULL_BYTES: Final = 512 * 2**20
@@ -98,8 +101,7 @@ class Proxy:
     async def start(self, host: str, port: int) -> None:
         """Listens; `port` 0 takes a free one. Raises OSError when it cannot."""
         self._session = aiohttp.ClientSession(
-            # A new connection per request: a kept one may be closed by the server just when it is used again.
-            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=SERVER_KEEP_ALIVE_S),
             timeout=aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None),
             cookie_jar=aiohttp.DummyCookieJar(),
             auto_decompress=False,

@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
+import resource
 import signal
 import sys
 import tempfile
@@ -30,6 +31,8 @@ from ppas_core.errors import InvalidInput, NoResult
 
 DEFAULT_BLOCK_SIZE: Final = 16
 """vLLM's own on GPUs."""
+PRIORITY: Final = -10
+"""Of the proxy, as of `nice`; only a privileged user gets it. A proxy that waits for a core delays whom it watches."""
 _TICK_S: Final = 0.2
 _PIPE_BYTES: Final = 2**20
 
@@ -137,8 +140,9 @@ class _Recording:
         self._url = ""
 
     async def run(self) -> dict[str, Any]:
-        with tempfile.TemporaryFile() as errors, _signals(self._interrupted):
+        with tempfile.TemporaryFile() as errors, _signals(self._interrupted), contextlib.ExitStack() as undo:
             process = await _start_writer(errors)
+            undo.callback(_take_precedence())
             stdin, stdout = process.stdin, process.stdout
             if stdin is None or stdout is None:
                 raise NoResult("the writer has no pipes")
@@ -266,6 +270,23 @@ async def _start_writer(errors: IO[bytes]) -> asyncio.subprocess.Process:
         with contextlib.suppress(OSError):  # not allowed everywhere; the loop then wakes more often
             fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
     return process
+
+
+def _take_precedence() -> Callable[[], None]:
+    """Lets this thread run before others where the user is privileged, and open all files allowed; what undoes it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, min(before, PRIORITY))
+
+    def undo() -> None:
+        with contextlib.suppress(OSError, ValueError):
+            os.setpriority(os.PRIO_PROCESS, 0, before)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+    return undo
 
 
 @contextlib.contextmanager
