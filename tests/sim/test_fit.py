@@ -13,7 +13,7 @@ from ppas_core.defaults import published
 from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.policy import PolicyParams
 from ppas_core.sim.cost import StepCost
-from ppas_core.sim.fit import StepFeatures, StepFit, fit_steps, lone_requests, steps_table
+from ppas_core.sim.fit import StepFeatures, StepFit, design, fit_steps, lone_requests, steps_table
 from ppas_core.sim.profile import Profile, load_profile
 from ppas_core.sim.result import SimResult
 from ppas_core.sim.simulate import RequestArrays, simulate
@@ -189,6 +189,21 @@ def test_the_ramp_is_kept_where_there_is_one() -> None:
     without = fit_steps(diverse(machine("0.5b"), noise=0.02))
     assert not without.ramp["kept"]
     assert without.cost.prefill_ramp_tokens == 0
+
+
+def test_a_few_large_chunks_are_not_outvoted_by_hundreds_of_small_ones() -> None:
+    tokens = np.repeat([512.0, 1024.0, 2048.0, 16_384.0], [400, 200, 100, 20])
+    nothing = np.zeros(len(tokens))
+    noise = np.exp(0.05 * np.random.default_rng(0).standard_normal(len(tokens)))
+    truth_s = 0.01 + 3e-5 * tokens**1.05  # no form of ours: something must give
+    duration_s = truth_s * noise
+    steps = StepFeatures(duration_s, tokens, nothing, nothing, nothing, np.zeros(len(tokens), np.int64), {})
+    columns = design.columns(steps)
+    errors = []
+    for counts in (design.balance(design.kinds(steps)), np.ones(len(tokens))):
+        coefficients, _ = design.solve(columns, duration_s, counts)
+        errors.append(abs(float(columns[-1] @ coefficients / truth_s[-1] - 1)))
+    assert errors[0] < 0.7 * errors[1]
 
 
 def test_the_same_steps_give_the_same_fit() -> None:

@@ -27,7 +27,7 @@ _SAME: Final = 1e-7
 _HUBER: Final = 1.5
 """Relative residuals beyond this many robust standard deviations count linearly, not squared."""
 _ROUNDS: Final = 12
-_LEAST_SPREAD: Final = 1e-9
+_LEAST_SPREAD: Final = 0.01
 
 
 def columns(steps: StepFeatures, ramp_tokens: float | None = None) -> Floats:
