@@ -26,6 +26,9 @@ TIE_S: Final = 0.001
 """Two latencies of a request closer than this count as equal."""
 MAX_DRAWN: Final = 2**18
 """Requests drawn at a time, over all resamples: what bounds the memory. Results do not depend on it."""
+LONG_TRACE: Final = 1000
+"""Requests from which a resample's percentile is looked for near the trace's own. Results do not depend on it."""
+_DEVIATIONS: Final = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +170,11 @@ def _resample_regime(
         for name, values in whole.items():
             for side, value in zip(sides[name], values, strict=True):
                 side.flat[places] = value
+        bounds = {
+            name: [_near(column, metrics.metric(name).quantile) for column in columns]
+            for by_name, columns in sampled
+            for name in by_name
+        }
         is_faster = _latency_difference_s(setting, reference) < -TIE_S
         requests.flat[places] = size
         for chosen, rows in _row_draws(rng, places, size):
@@ -174,7 +182,9 @@ def _resample_regime(
                 for index, column in enumerate(columns):
                     drawn = column[rows]
                     for name, reduce in by_name.items():
-                        sides[name][index].flat[chosen] = reduce(drawn)
+                        near = bounds[name][index]
+                        found = reduce(drawn) if near is None else metrics.percentile_near(drawn, *near)
+                        sides[name][index].flat[chosen] = found
             faster.flat[chosen] = is_faster[rows].sum(axis=1)
     ratios = {}
     for name, (of_setting, of_reference) in sides.items():
@@ -185,6 +195,20 @@ def _resample_regime(
         defined = (numerator > 0) & (denominator > 0)
         ratios[name] = np.divide(numerator, denominator, out=np.full(resamples, np.nan), where=defined)
     return _Draws(ratios, faster.sum(axis=1), requests.sum(axis=1))
+
+
+def _near(column: FloatArray, quantile: float | None) -> tuple[float, float, float] | None:
+    """The quantile, and between which values of `column` nearly every resample has it; None to look at all values.
+
+    The rank of a resample's quantile p among m values has the standard deviation sqrt(m p (1 - p)).
+    """
+    values = np.sort(column[~np.isnan(column)])
+    if quantile is None or len(values) < LONG_TRACE:
+        return None
+    place = (len(values) - 1) * quantile / 100
+    margin = 2 + _DEVIATIONS * np.sqrt(len(values) * quantile / 100 * (1 - quantile / 100))
+    low, high = int(max(place - margin, 0)), int(min(place + margin, len(values) - 1))
+    return quantile, float(values[low]), float(values[high])
 
 
 def _row_draws(rng: np.random.Generator, places: IntArray, size: int) -> Iterator[tuple[IntArray, IntArray]]:
