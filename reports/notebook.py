@@ -22,11 +22,13 @@ from reports.views import Missing
 
 _HEIGHT_PX: Final = 480
 _HEAD_PX: Final = 80
+_last: list[tuple[StudyResults, dict[str, Panel]]] = []
+"""The panels of the results that were asked for last: results never change, and drawing all takes a second."""
 
 
 def names(results: StudyResults) -> tuple[str, ...]:
     """The figures that `figure` draws of these results; one that they cannot fill is among them, and says why."""
-    return tuple(all_panels(results))
+    return tuple(_panels(results))
 
 
 def choices(results: StudyResults, name: str) -> dict[str, tuple[str, ...]]:
@@ -60,8 +62,14 @@ def figure(results: StudyResults, name: str, **choice: str) -> Any:
     return _on_its_own(drawn, panel, results)
 
 
+def _panels(results: StudyResults) -> dict[str, Panel]:
+    if not (_last and _last[0][0] is results):
+        _last[:] = [(results, all_panels(results))]
+    return _last[0][1]
+
+
 def _panel(results: StudyResults, name: str) -> Panel:
-    panels = all_panels(results)
+    panels = _panels(results)
     if name not in panels:
         raise InvalidInput(f"no figure {name!r}{did_you_mean(name, panels)}")
     return panels[name]
@@ -97,6 +105,6 @@ def every_variant(results: StudyResults) -> list[tuple[str, dict[str, str]]]:
     """Every figure with every combination of its choices, as arguments of `figure`."""
     return [
         (name, dict(zip(map(_keyword, (c.name for c in panel.controls)), options, strict=True)))
-        for name, panel in all_panels(results).items()
+        for name, panel in _panels(results).items()
         for options in product(*(control.options for control in panel.controls))
     ]

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import termios
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -19,10 +20,10 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 def on_a_terminal(
     arguments: list[str],
-    keys: list[tuple[str, bytes]] = [],
+    keys: Sequence[tuple[str, bytes]] = (),
     *,
     cwd: Path | None = None,
-    **environment: str,  # noqa: B006
+    **environment: str,
 ) -> tuple[int, str]:
     """Exit code and all output, control sequences included; each key of `keys` is pressed once its text shows."""
     ours, theirs = pty.openpty()

@@ -125,7 +125,9 @@ def at_rest(params: PolicyParams) -> PolicyParams:
 def test_every_file_of_an_export_loads_to_the_settings_it_is_for(tmp_path: Path, params: PolicyParams) -> None:
     files = write_export(results_of(params), tmp_path / "export")
     assert [file.name for file in files] == [
-        "vllm.yaml", "ppas.env", "vllm-0.22.1.env", "vllm-0.27.1.env", "settings.json",
+        "vllm.yaml", "ppas.env", "vllm-0.22.1.env", "vllm-0.27.1.env", "settings.json", "compose.yaml",
+        *([] if params.is_static else ["Dockerfile"]), "kubernetes.yaml", "helm-values.yaml", "vllm-sweep.json",
+        "auto_tune.txt",
     ]  # fmt: skip
     assert sorted(files) == sorted((tmp_path / "export").iterdir())
     assert load_export(files[0]) == load_export(files[1]) == load_export(files[4]) == params
