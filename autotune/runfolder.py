@@ -40,7 +40,7 @@ from traces.format import write_trace
 # What a resumed study may change: how long it searches and how its results are read. The rest would mix measurements.
 _MAY_CHANGE: Final = {
     "trials", "time_budget", "random_arm", "prefer", "protect", "tie_pct", "min_gain_pct", "confidence", "simulate",
-    "race", "stop_early", "robustness_rates",
+    "race", "stop_early", "robustness_rates", "calibration",
 }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from autotune.foresight.guide import Guide, Judgement, Measured
 from autotune.live import LiveEvaluator
 from autotune.measure import Measurement
 from autotune.results import Prediction
+from autotune.spec import parse_duration_s
 from autotune.study import SearchTrial
 from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.files import write_atomically
@@ -171,6 +172,7 @@ def _calibrated(study: Measurement, evaluator: LiveEvaluator) -> Profile:
         max_num_seqs=plan.reference.max_num_seqs,
         reference=plan.reference,
         name=f"{plan.spec.name}-calibrated",
+        target_s=parse_duration_s(plan.spec.calibration),
         progress=study.progress,
     )
     write_atomically(file, dump_json(profile.to_dict(), indent=2).encode())

