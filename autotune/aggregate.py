@@ -94,6 +94,19 @@ def client_lag(replays: Iterable[Replay]) -> dict[str, float] | None:
     return {**worst, "repeated": sum(lag.attempts - 1 for lag in lags)}
 
 
+def cached_share(replays: Iterable[Replay]) -> float | None:
+    """Which share of the prompt tokens came out of the prefix cache, over the requests of which that is known; None where
+    it is known of none.
+    """
+    cached = prompts = 0
+    for replay in replays:
+        if (tokens := replay.requests.cached_tokens) is not None:
+            known = tokens >= 0
+            cached += int(tokens[known].sum())
+            prompts += int(replay.requests.prompt_tokens[known].sum())
+    return cached / prompts if prompts else None
+
+
 def sum_branches(replays: Iterable[Replay]) -> dict[str, int]:
     """Scheduler steps by branch over all `replays`."""
     totals: dict[str, int] = {}

@@ -7,19 +7,23 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 
-from autotune.records import OK, Origin, Replay, RequestRecords
+from autotune.records import OK, FloatArray, Origin, Replay, RequestRecords
+from autotune.simulated import simulate_trace
 from ppas_core.errors import InvalidInput
 from ppas_core.policy import PolicyParams
 from ppas_core.sim.fit.log import steps_table
 from ppas_core.sim.prefixes import SharedPrefixes
 from ppas_core.sim.profile import Profile
 from ppas_core.sim.result import StepLog
-from ppas_core.sim.simulate import RequestArrays, SimResult, simulate
+from ppas_core.sim.simulate import RequestArrays, SimResult
 from traces.format import Trace
+
+_SHARED_ENOUGH: Final = 0.01
+"""From this share of the prompt tokens on, a prefix cache would show."""
 
 
 class Evaluator(Protocol):
@@ -95,27 +99,36 @@ class SimulatedEvaluator:
 
     def replay(self, params: PolicyParams, trace: Trace, repeat: int = 0) -> Replay:
         """One simulated replay. Raises InvalidInput when a request can never fit the profile's server."""
-        result = self._simulate(params, trace, repeat, record_steps=self.record_steps)
+        result, planned_s = self._simulate(params, trace, repeat, record_steps=self.record_steps)
         return Replay(
             params=params,
             trace_name=trace.name,
             trace_digest=trace.digest,
             regime=trace.regime,
             origin=self.origin,
-            requests=_records(trace, self._requests(trace), result),
+            requests=_records(self._requests(trace), result, planned_s, self.profile.prefix_caching),
             branch_steps={str(branch): steps for branch, steps in result.steps.branch_steps.items()},
             steps=steps_table(result, params) if self.record_steps else None,
         )
 
     def doubts(self, params: PolicyParams, traces: Sequence[Trace]) -> list[str]:
-        """Budgets and lengths outside the range that the profile was fitted on: there it extrapolates."""
+        """A profile that nobody measured; budgets and lengths outside the range that it was fitted on, where it
+        extrapolates; prefixes that the traces share and a server would cache.
+        """
         asked = {
             "budget_tokens": [params.b_max, params.b_cap],
             "prompt_tokens": [request.prompt_tokens for trace in traces for request in trace.requests],
             "output_tokens": [request.output_tokens for trace in traces for request in trace.requests],
         }
         measured = self.profile.fit.get("measured_range", {})
-        return [
+        said = [self.profile.doubt] if self.profile.doubt is not None else []
+        share = 0.0 if self.profile.prefix_caching else max(map(_shared_share, traces), default=0.0)
+        if share >= _SHARED_ENOUGH:
+            said.append(
+                f"up to {share:.0%} of a trace's prompt tokens lie in prefixes that came before, but profile "
+                f"{self.profile.name} computes each prompt whole: set prefix_caching for a server that caches them"
+            )
+        return said + [
             f"{name.replace('_', ' ')} {_span(min(values), max(values))} simulated, but profile {self.profile.name} was "
             f"fitted on {_span(*measured[name])} only: confirm on a live server"
             for name, values in asked.items()
@@ -147,20 +160,24 @@ class SimulatedEvaluator:
             "gpu": self.profile.gpu,
             "vllm_version": self.profile.vllm_version,
             "profile_provenance": dict(self.profile.provenance),
+            **({"prefix_caching": True} if self.profile.prefix_caching else {}),
             "noise_sigma": self.noise_sigma,
             "noise_seed": self.seed,
         }
 
     def step_log(self, params: PolicyParams, trace: Trace) -> StepLog:
         """Every step of the first replay of `trace` under `params`. Raises as `replay` does."""
-        log = self._simulate(params, trace, 0, record_steps=True).step_log
+        log = self._simulate(params, trace, 0, record_steps=True)[0].step_log
         if log is None:
             raise AssertionError("a replay that records its steps has a step log")
         return log
 
-    def _simulate(self, params: PolicyParams, trace: Trace, repeat: int, *, record_steps: bool = False) -> SimResult:
-        return simulate(
+    def _simulate(
+        self, params: PolicyParams, trace: Trace, repeat: int, *, record_steps: bool = False
+    ) -> tuple[SimResult, FloatArray]:
+        return simulate_trace(
             params,
+            trace,
             self._requests(trace),
             self.profile,
             noise_sigma=self.noise_sigma,
@@ -193,21 +210,31 @@ def request_arrays(trace: Trace, *, prefixes: bool = False) -> RequestArrays:
     )
 
 
-def _records(trace: Trace, requests: RequestArrays, result: SimResult) -> RequestRecords:
+def _records(requests: RequestArrays, result: SimResult, planned_s: FloatArray, caching: bool) -> RequestRecords:
     # The simulated client is never late, and a token arrives alone.
     return RequestRecords(
-        planned_s=requests.arrival_s,
-        sent_s=requests.arrival_s,
+        planned_s=planned_s,
+        sent_s=planned_s,
         first_token_s=result.first_token_s,
         last_token_s=result.last_token_s,
         done_s=result.last_token_s,
         prompt_tokens=requests.prompt_tokens,
         output_tokens=requests.output_tokens,
-        status=(OK,) * len(trace.requests),
+        status=(OK,) * len(requests),
         chunk_time_s=result.token_time_s,
         chunk_tokens=np.ones(len(result.token_time_s), dtype=np.int64),
         chunk_offsets=np.concatenate(([0], np.cumsum(requests.output_tokens))),
+        cached_tokens=result.cached_tokens if caching else None,
     )
+
+
+def _shared_share(trace: Trace) -> float:
+    """Share of the prompt tokens in blocks whose prefix an earlier request had, about."""
+    if trace.block_size is None:
+        return 0.0
+    shared = SharedPrefixes.of(trace.block_size, [request.block_hashes for request in trace.requests])
+    again = len(shared.nodes) - len(np.unique(shared.nodes))
+    return again * trace.block_size / sum(request.prompt_tokens for request in trace.requests)
 
 
 def _span(low: int, high: int) -> str:

@@ -133,7 +133,8 @@ class Measurement:
             if error.stops_study:
                 raise
             outcome = Outcome({}, {}, {}, time.perf_counter() - started, reason=str(error))
-        outcome = replace(outcome, client=aggregate.client_lag(list(replays.values())))
+        told = list(replays.values())
+        outcome = replace(outcome, client=aggregate.client_lag(told), cached_share=aggregate.cached_share(told))
         self.run.save_trial(folder, params, outcome, list(replays.values()))
         return outcome
 

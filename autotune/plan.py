@@ -146,14 +146,18 @@ def make_plan(spec: StudySpec, folder: Path = Path()) -> Plan:
 
 def simulated_evaluator(spec: StudySpec, folder: Path = Path()) -> SimulatedEvaluator:
     """The simulator that the study names. Raises InvalidInput."""
-    profile = _named_profile(spec, folder) or load_profile(DEFAULT_PROFILE)
+    profile = _named_profile(spec, folder) or _cached(spec, load_profile(DEFAULT_PROFILE))
     return SimulatedEvaluator(profile, noise_sigma=spec.noise_sigma, seed=spec.seed)
 
 
 def _named_profile(spec: StudySpec, folder: Path) -> Profile | None:
     if spec.profile is None:
         return None
-    return load_profile(str(folder / spec.profile) if spec.profile.endswith(".json") else spec.profile)
+    return _cached(spec, load_profile(str(folder / spec.profile) if spec.profile.endswith(".json") else spec.profile))
+
+
+def _cached(spec: StudySpec, profile: Profile) -> Profile:
+    return replace(profile, prefix_caching=True) if spec.prefix_caching else profile
 
 
 def static_like(reference: PolicyParams, budget: int) -> PolicyParams:

@@ -86,6 +86,7 @@ class Trial(_Model):
     regimes: regime to metric name to mean over its traces, in seconds.
     dimensions: the search space's own coordinates of this setting; empty when it lies outside the space.
     client: live only, how late the client was.
+    cached_share: share of the prompt tokens that came out of the prefix cache; None where nothing is known of one.
     """
 
     number: int
@@ -102,6 +103,7 @@ class Trial(_Model):
     on_front: bool
     duration_s: Number
     client: ClientLateness | None = None
+    cached_share: float | None = None
 
 
 class HeldOutRequests(_Model):

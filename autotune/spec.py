@@ -211,6 +211,11 @@ class StudySpec(_Model):
         description="Simulator profile: a shipped name or a profile file (JSON). Default: rtx5090-qwen2.5-3b; a live study "
         "calibrates one of its own server.",
     )
+    prefix_caching: bool = Field(
+        default=False,
+        description="Simulate vLLM's prefix cache: prompts whose traces share block hashes reuse each other's KV blocks. Off, "
+        "each prompt is computed whole, as in the paper; a live server does what its flags say.",
+    )
     noise_sigma: Annotated[float, Field(ge=0, le=1)] = Field(
         default=0.0, description="Simulator only: log-normal noise per step (standard deviation); 0 is exact."
     )

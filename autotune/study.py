@@ -43,7 +43,7 @@ _NO_MEASUREMENT_YET: Final = 10.0
 class Outcome:
     """What trying one setting gave: ratios to the reference by objective, or the reason of the failure.
 
-    client: how late the client of live replays was; see `autotune.aggregate.client_lag`.
+    client: how late the client of live replays was; see `autotune.aggregate.client_lag`. cached_share: see there.
     by_trace: trace name to objective to value. stopped: why the last traces were left out; objectives and regimes then
     rest on the traces seen.
     """
@@ -54,6 +54,7 @@ class Outcome:
     duration_s: float
     reason: str | None = None
     client: dict[str, float] | None = None
+    cached_share: float | None = None
     by_trace: dict[str, dict[str, float]] = field(default_factory=dict)
     stopped: str | None = None
 

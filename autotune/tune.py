@@ -192,6 +192,7 @@ class _Tuner:
                 on_front=number in front,
                 duration_s=outcome.duration_s,
                 client=None if outcome.client is None else ClientLateness.model_validate(outcome.client),
+                cached_share=outcome.cached_share,
             )
             for number, (arm, params, outcome) in enumerate(entries)
         ]

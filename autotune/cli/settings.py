@@ -30,6 +30,7 @@ Study = Annotated[
     Path | None,
     typer.Option(help="Study file whose held-out traces and profile are used; default: the paper's workload."),
 ]
+PrefixCaching = Annotated[bool, typer.Option("--prefix-caching", help="Simulate vLLM's prefix cache.")]
 ProfileOption = Annotated[str | None, typer.Option(help="Simulator profile: name or file.", show_default=False)]
 
 
@@ -45,6 +46,7 @@ def simulate(
     trace: Traces = None,
     study: Study = None,
     profile: ProfileOption = None,
+    prefix_caching: PrefixCaching = False,
     json_output: Json = False,
 ) -> None:
     """Replay settings on the simulator and print what requests would see (simulated).
@@ -52,7 +54,7 @@ def simulate(
     Example: ppas simulate ppas mbt-2048 mbt-16384
     """
     params = [parse_setting(text) for text in setting]
-    bench = _bench(study, trace, profile)
+    bench = _bench(study, trace, profile, prefix_caching)
     from autotune import aggregate, metrics
 
     limits = bench.spec.metric_limits()
@@ -69,6 +71,7 @@ def simulate(
                     "profile": bench.profile_name,
                     "regimes": means,
                     "branch_steps": aggregate.sum_branches(replays),
+                    "cached_share": aggregate.cached_share(replays),
                 }
                 for one, means, replays in measured
             ]
@@ -83,6 +86,8 @@ def simulate(
                 for text, (_, means, _) in zip(setting, measured, strict=True)
             ],
         )
+    if (share := aggregate.cached_share(measured[0][2])) is not None:
+        console.out.print(f"prompt tokens from the prefix cache (simulated): {share:.1%} under {escape(setting[0])}")
     _say_doubts(bench, params)
 
 
@@ -93,6 +98,7 @@ def compare(
     trace: Traces = None,
     study: Study = None,
     profile: ProfileOption = None,
+    prefix_caching: PrefixCaching = False,
     prefer: Annotated[
         str | None, typer.Option(help="Metric of the verdict; default: the study's.", show_default=False)
     ] = None,
@@ -103,7 +109,7 @@ def compare(
     Example: ppas compare 2/16384/1024 ppas
     """
     sides = [(text, parse_setting(text)) for text in (candidate, reference)]
-    bench = _bench(study, trace, profile)
+    bench = _bench(study, trace, profile, prefix_caching)
     preferred = choose.preferred_metrics(prefer or bench.spec.prefer, bench.spec.objectives)
     from autotune import metrics
     from autotune.compare import compare_settings
@@ -143,11 +149,13 @@ class _Bench:
     profile_name: str
 
 
-def _bench(study: Path | None, trace_files: list[Path] | None, profile: str | None) -> _Bench:
+def _bench(study: Path | None, trace_files: list[Path] | None, profile: str | None, prefix_caching: bool) -> _Bench:
     spec = load_spec(study) if study else StudySpec(name="command-line")
     base = study.parent if study else Path()
     if profile is not None:
         spec = spec.model_copy(update={"profile": profile_option(profile)})
+    if prefix_caching:
+        spec = spec.model_copy(update={"prefix_caching": True})
     traces = [read_trace(path) for path in trace_files] if trace_files else spec.build_traces(base)[1]
     from autotune.plan import simulated_evaluator  # loads numba, after the input was read
 

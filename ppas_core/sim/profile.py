@@ -97,6 +97,9 @@ class Profile:
             pair = isinstance(bounds, list | tuple) and len(bounds) == 2 and all(map(_is_number, bounds))
             if not pair or bounds[0] > bounds[1]:
                 raise InvalidInput(f"{where}.{name} is {bounds!r}; allowed: [lowest, highest], two ascending numbers")
+        reason = self.fit.get("not_measured", "none")
+        if not isinstance(reason, str) or not reason:
+            raise InvalidInput(f"profile {self.name}: fit.not_measured is {reason!r}; allowed: the reason, as a text")
         where, value = f"profile {self.name}: fit", self.fit
         for name in ("held_out_ppas_error_per_regime", "mean_absolute"):
             value, where = value.get(name, {}), f"{where}.{name}"
@@ -112,6 +115,12 @@ class Profile:
         The last output token is never computed on, so its KV entry is not needed.
         """
         return min(self.max_model_len, (self.num_kv_blocks - 1) * self.block_size + 1)
+
+    @property
+    def doubt(self) -> str | None:
+        """Why no result of this profile can be trusted without a measurement, a sentence; None where it was measured."""
+        reason = self.fit.get("not_measured")
+        return None if reason is None else f"profile {self.name} was not measured: {reason}"
 
     @property
     def digest(self) -> str:
