@@ -10,6 +10,7 @@ from typing import Any, Final
 from ppas_core.errors import InvalidInput
 from traces.importers.formats import FORMATS, NAMES, OWN
 from traces.importers.rows import csv_columns, first_character, json_document, json_rows
+from traces.importers.vllm_log import is_vllm_log
 
 _SAMPLE_ROWS: Final = 200
 
@@ -17,6 +18,8 @@ _SAMPLE_ROWS: Final = 200
 def detect(path: Path) -> str:
     """The name of the format. Raises InvalidInput, with what the file has, when none or several fit."""
     character = first_character(path)
+    if character != "{" and is_vllm_log(path):
+        return "vllm-log"
     if character == "[":
         raise InvalidInput(
             f"{path}: is one JSON array; allowed: one JSON object a line. Write each row on its own line"
@@ -43,6 +46,10 @@ def _detect_json(path: Path) -> str:
         return OWN
     if "benchmarks" in first:
         return "guidellm"
+    if "resourceSpans" in first:
+        return "otel"
+    if {"asctime", "message"} <= first:
+        return "vllm-log"
     if {"metadata", "metrics"} <= first:
         return "aiperf"
     if FORMATS["mooncake"].missing(first):

@@ -19,7 +19,7 @@ def _nothing_to_skip(row: Row) -> str | None:
 class Format:
     """One foreign format: the columns by name, and what they mean.
 
-    kind: "csv", "jsonl" or "document" (one JSON object for the whole run).
+    kind: "csv", "jsonl", "document" (one JSON object for the whole run) or "log" (lines of words).
     time, prompt, output: the columns of the arrival time and the two lengths.
     unit: the unit of `time`, one of values.TIME_UNITS.
     hashes, block_size: the column of the block ids and the prompt tokens that each stands for, if there is one.
@@ -65,6 +65,11 @@ def _skip_guidellm(row: Row) -> str | None:
     return None if status == "successful" else str(status)
 
 
+def _skip_named(row: Row) -> str | None:
+    reason = row.get("reason")
+    return None if reason is None else str(reason)
+
+
 FORMATS: Final = {
     found.name: found
     for found in (
@@ -100,6 +105,15 @@ FORMATS: Final = {
         Format(
             name="guidellm", kind="document", time="request_start_time", prompt="prompt_tokens", output="output_tokens",
             unit="s", any_order=True, skip=_skip_guidellm, source="vllm-project/guidellm, benchmarks.json of a run",
+        ),
+        Format(
+            name="vllm-log", kind="log", time="received", prompt="prompt_tokens", output="output_tokens", unit="s",
+            hashes="blocks", block_size=16, skip=_skip_named, source="vLLM 0.27 and 0.32, --enable-log-requests",
+        ),
+        Format(
+            name="otel", kind="jsonl", time="startTimeUnixNano", prompt="gen_ai.usage.prompt_tokens",
+            output="gen_ai.usage.completion_tokens", unit="ns", any_order=True, skip=_skip_named,
+            source="vLLM 0.27 and 0.32, --otlp-traces-endpoint, through the collector's file exporter (OTLP/JSON)",
         ),
     )
 }  # fmt: skip

@@ -15,9 +15,11 @@ from traces.format import Trace, TraceRequest, read_trace
 from traces.importers.clock import OrderCheck, check_unit, find_tick, spread
 from traces.importers.detect import detect
 from traces.importers.formats import FORMATS, NAMES, OWN, Format
+from traces.importers.otel import otel_rows
 from traces.importers.rows import Row, csv_columns, csv_rows, json_rows
 from traces.importers.runs import aiperf_rows, guidellm_rows
 from traces.importers.values import TIME_UNITS, TimeReader, block_ids, session_id, tokens
+from traces.importers.vllm_log import vllm_log_rows
 from traces.ledger import Ledger
 
 NO_OUTPUT: Final = "without output tokens"
@@ -81,7 +83,7 @@ def import_trace(
     dropped: Counter[str] = Counter()
     rows_read = 0
     read_row = _row_reader(form, times)
-    for number, row in _rows(form, path, benchmark):
+    for number, row in _rows(form, path, benchmark, block_size):
         rows_read += 1
         try:
             reason = read_row(row, columns, number, order)
@@ -134,7 +136,7 @@ def _check_option(what: str, value: str | None, allowed: Sequence[str]) -> None:
         raise InvalidInput(f"{what} is {value!r}; allowed: {', '.join(allowed)}")
 
 
-def _rows(form: Format, path: Path, benchmark: int | None) -> Iterator[Row]:
+def _rows(form: Format, path: Path, benchmark: int | None, block_size: int | None) -> Iterator[Row]:
     if benchmark is not None and form.name != "guidellm":
         raise InvalidInput(f"{path}: benchmark is {benchmark}, but a file in the format {form.name} has no benchmarks")
     if form.kind == "csv":
@@ -146,6 +148,10 @@ def _rows(form: Format, path: Path, benchmark: int | None) -> Iterator[Row]:
         return csv_rows(path)
     if form.name == "aiperf":
         return aiperf_rows(path)
+    if form.name == "vllm-log":
+        return vllm_log_rows(path, block_size or form.block_size or 1)
+    if form.name == "otel":
+        return otel_rows(path)
     return guidellm_rows(path, benchmark) if form.kind == "document" else json_rows(path)
 
 
