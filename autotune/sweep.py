@@ -13,6 +13,7 @@ from autotune.plan import Plan
 from autotune.progress import Progress, Silent
 from autotune.runfolder import folder_name, open_run
 from autotune.study import Outcome
+from ppas_core.errors import NoResult
 from ppas_core.policy import PolicyParams
 
 PAPER_METRICS: Final = ("mean_latency_s", "p95_latency_s", "mean_ttft_s", "mean_tpot_s", "makespan_s")
@@ -27,10 +28,17 @@ class Swept:
     outcome: Outcome
 
     def improvement_pct(self, metric: str, baseline: Swept) -> float | None:
-        """The paper's aggregate against `baseline` in per cent, positive is better; None where either failed."""
+        """The paper's aggregate against `baseline` in per cent, positive is better.
+
+        None where either failed, or the metric is undefined: with one-token outputs there is no TPOT.
+        """
         if self.outcome.reason is not None or baseline.outcome.reason is not None:
             return None
-        return aggregate.improvement_pct(aggregate.objective(metric, self.outcome.regimes, baseline.outcome.regimes))
+        try:
+            ratio = aggregate.objective(metric, self.outcome.regimes, baseline.outcome.regimes)
+        except NoResult:
+            return None
+        return aggregate.improvement_pct(ratio)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""

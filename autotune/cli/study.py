@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from autotune.cli import console
+from autotune.cli import console, server_options
 from autotune.cli.settings import profile_option
 from autotune.progress import Progress, Silent, Together
 from autotune.results import StudyResults
@@ -61,6 +61,10 @@ def tune(
         bool | None,
         typer.Option("--random-arm/--no-random-arm", help="Random search of the same size beside.", show_default=False),
     ] = None,
+    server_url: server_options.ServerUrl = None,
+    settings_file: server_options.SettingsFile = None,
+    token_file: server_options.TokenFile = None,
+    restart_per_trial: server_options.RestartPerTrial = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")] = False,
     json_output: Json = False,
 ) -> None:
@@ -69,12 +73,14 @@ def tune(
     The same command resumes a study that was interrupted or killed: every finished trial is kept. A larger --trials
     extends it, a smaller one finishes with what there is.
     """
+    spec = load_spec(study)
     spec = _override(
-        load_spec(study),
+        spec,
         str(study),
         {
             "trials": trials, "time_budget": time_budget, "sampler": sampler, "seed": seed, "prefer": prefer,
             "profile": profile_option(profile) if profile else None, "random_arm": random_arm,
+            "server": server_options.server_block(spec, server_url, settings_file, token_file, restart_per_trial),
         },
     )  # fmt: skip
     path = run or Path("runs") / spec.name
@@ -96,6 +102,10 @@ def sweep(
         typer.Option("--setting", "-s", help="A further setting; repeat for more.", show_default=False),
     ] = None,
     run: Annotated[Path | None, typer.Option(help="Run folder; default runs/NAME.", show_default=False)] = None,
+    server_url: server_options.ServerUrl = None,
+    settings_file: server_options.SettingsFile = None,
+    token_file: server_options.TokenFile = None,
+    restart_per_trial: server_options.RestartPerTrial = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     json_output: Json = False,
 ) -> None:
@@ -104,6 +114,8 @@ def sweep(
     Known are the reference, the published settings and the static budgets of the study file. The same command resumes.
     """
     spec = load_spec(study)
+    server = server_options.server_block(spec, server_url, settings_file, token_file, restart_per_trial)
+    spec = _override(spec, str(study), {"server": server})
     extra = [parse_setting(text) for text in setting or ()]
     from autotune import metrics
     from autotune.heartbeat import Heartbeat
