@@ -18,6 +18,7 @@ from autotune.cli import (
     trace,
     trace_import,
     trace_record,
+    trace_show,
 )
 from ppas_core import __version__
 
@@ -57,4 +58,5 @@ replay.add_to(app)
 serving.add_to(app)
 trace_import.add_to(trace.app)
 trace_record.add_to(trace.app)
+trace_show.add_to(trace.app)
 app.add_typer(trace.app, name="trace")

@@ -1,23 +1,23 @@
-"""`ppas trace`: generate, show and validate trace files."""
+"""`ppas trace generate | validate`, and how every command writes a trace file."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.markup import escape
 
 from autotune.cli import console
 from ppas_core.errors import InvalidInput
-from traces.describe import describe
 from traces.format import Trace, read_trace, write_trace
 from traces.generate import QWEN_PROMPT_TOKENS, heterogeneous, parse_phases, rag_bursts
 
-app = typer.Typer(help="Generate, show and validate trace files.", no_args_is_help=True)
+app = typer.Typer(help="Traces: import, record, generate, look at, shape and check them.", no_args_is_help=True)
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="The file to write; .gz compresses.", show_default=False)]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite a file that is there.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed; the same seed gives the same file.")]
 generate_app = typer.Typer(help="Generate one of the published workloads.", no_args_is_help=True)
 app.add_typer(generate_app, name="generate")
@@ -31,9 +31,10 @@ def generate_rag_bursts(
     seed: Seed = 0,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Prompt length.")] = 25_000,
     output_tokens: Annotated[int, typer.Option(min=1, help="Output length.")] = 32,
+    force: Force = False,
 ) -> None:
     """The paper's RAG bursts: idle, burst, idle, burst, idle; ten seconds each."""
-    write(rag_bursts(rate, seed, prompt_tokens=prompt_tokens, output_tokens=output_tokens), output)
+    write(rag_bursts(rate, seed, prompt_tokens=prompt_tokens, output_tokens=output_tokens), output, force=force)
 
 
 @generate_app.command("heterogeneous")
@@ -44,6 +45,7 @@ def generate_heterogeneous(
     seed: Seed = 0,
     prompt_tokens: Annotated[list[int] | None, typer.Option(help="Prompt lengths; repeat for more.")] = None,
     output_tokens: Annotated[list[int] | None, typer.Option(help="Output lengths; repeat for more.")] = None,
+    force: Force = False,
 ) -> None:
     """The published mixed shapes: every prompt and output length in equal shares."""
     trace = heterogeneous(
@@ -52,25 +54,7 @@ def generate_heterogeneous(
         prompt_tokens=prompt_tokens or QWEN_PROMPT_TOKENS,
         **({"output_tokens": output_tokens} if output_tokens else {}),
     )
-    write(trace, output)
-
-
-@app.command()
-@console.reports_errors
-def show(
-    file: Annotated[Path, typer.Argument(help="A trace file.", show_default=False)],
-    json_output: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for pipes.")] = False,
-) -> None:
-    """Show what a trace holds: load over time, lengths, provenance."""
-    facts = describe(read_trace(file))
-    if json_output:
-        console.print_json(facts)
-        return
-    console.table(str(file), ["", "value"], [(key, _plain(value)) for key, value in facts.items() if key != "load"])
-    load = facts["load"]
-    top = max(load["requests"])
-    bars = "".join(" ▁▂▃▄▅▆▇█"[round(count / top * 8)] for count in load["requests"])
-    console.out.print(f"arrivals over time, {load['bin_s']:g} s each, at most {top}:\n[{escape(bars)}]", markup=False)
+    write(trace, output, force=force)
 
 
 @app.command()
@@ -92,17 +76,16 @@ def validate(
         raise typer.Exit(console.BAD_INPUT)
 
 
-def write(trace: Trace, output: Path, *, quiet: bool = False) -> None:
-    """Writes `trace` and says so on stdout, unless quiet. Raises InvalidInput when the file cannot be written."""
+def write(trace: Trace, output: Path, *, force: bool, quiet: bool = False) -> None:
+    """Writes `trace` and says so on stdout, unless quiet.
+
+    Raises InvalidInput when the file cannot be written, and, without force, when it is there already.
+    """
+    if output.is_file() and not force:
+        raise InvalidInput(f"{output}: is there already; name another file, or overwrite it with --force")
     try:
         write_trace(trace, output)
     except OSError as error:
         raise InvalidInput(f"{output}: cannot be written: {error}") from None
     if not quiet:
         print(f"{output}: {len(trace.requests)} requests, {trace.digest}", file=sys.stdout)
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_plain(part)}" for key, part in value.items())
-    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -24,7 +24,7 @@ from ppas_core.sim.profile import Profile
 from ppas_core.sim.simulate import RequestBatch, simulate_many
 from search_spaces.knobs import thin
 from search_spaces.space import Space
-from traces.format import Trace
+from traces.format import OPEN_LOOP, Trace
 
 SWEEP_STEPS: Final = 400_000_000
 """Most scheduler steps that a sweep may simulate: half a minute on one core at 15 million a second."""
@@ -160,7 +160,9 @@ class Predictor:
         self._limits = limits
         self._batch = RequestBatch.pack([request_arrays(trace, prefixes=profile.prefix_caching) for trace in traces])
         self._status = (OK,) * len(self._batch.arrival_s)
-        self._packed = all(metrics.metric(name).per_request for name in names)
+        # Sessions settle one trace at a time: their arrivals follow from the setting.
+        open_loop = all(trace.mode == OPEN_LOOP for trace in traces)
+        self._packed = open_loop and all(metrics.metric(name).per_request for name in names)
         self._one_by_one = SimulatedEvaluator(profile)
         self.base = self(reference)
 
