@@ -23,7 +23,7 @@ def attribute(key: str, value: object) -> dict[str, Any]:
 
 def span(start_ns: object, prompt: object = 550, output: object = 9, name: str = "s", **more: object) -> dict[str, Any]:
     """A span as vLLM ends it and the collector writes it: whole numbers of 64 bits as text."""
-    attributes = {PROMPT: prompt, OUTPUT: output, "gen_ai.latency.e2e": 0.25, "gen_ai.request.id": "cmpl-1", **more}
+    attributes = {PROMPT: prompt, OUTPUT: output, "gen_ai.latency.e2e": 0.25, "gen_ai.request.id": name, **more}
     return {
         "traceId": "5b8efff798038103d269b633813fc60c", "spanId": name, "name": "llm_request", "kind": 2,
         "startTimeUnixNano": str(start_ns), "endTimeUnixNano": str(start_ns), "status": {},
@@ -77,15 +77,18 @@ def test_every_span_that_is_no_request_has_its_reason(tmp_path: Path) -> None:
             span(START_NS, None, None, name="o"),
             span(START_NS, None, None, name="p", **{"gen_ai.usage.input_tokens": 5}),
             span(START_NS, output=0, name="z"),
+            span(START_NS + 1, name="first", **{"gen_ai.request.id": "two"}),
+            span(START_NS + 1, name="second", **{"gen_ai.request.id": "two"}),
+            span(START_NS + 2, name="later", **{"gen_ai.request.id": "a"}),
         ),
         {"resourceSpans": []},
         {"resourceLogs": []},
     )
-    assert imported.ledger.rows_read == 7
+    assert imported.ledger.rows_read == 10
     assert imported.ledger.dropped == {
-        REPEATED: 1, FAILED: 1, SEVERAL: 1, OTHER_SPAN: 1, OTHER_PROGRAM: 1, "without output tokens": 1,
+        REPEATED: 1, FAILED: 1, SEVERAL: 3, OTHER_SPAN: 1, OTHER_PROGRAM: 1, "without output tokens": 1,
     }  # fmt: skip
-    assert len(imported.trace.requests) == 1
+    assert len(imported.trace.requests) == 2
 
 
 @pytest.mark.parametrize(

@@ -84,8 +84,11 @@ def test_answers_are_counted_by_their_ids_in_one_line_or_in_parts(tmp_path: Path
         line(details("c", [1])),
         line(received("c"), time="11-30 12:00:02"),
         line("Generated response c (streaming complete): output: '<streaming_complete: 37 tokens>', finish_reason: x"),
+        line(details("resp_d_0", [1])),
+        line(received("resp_d_0"), time="11-30 12:00:03"),
+        line("Generated response resp_d: output: 'x', output_token_ids: (250, 414), finish_reason: length"),
     )  # fmt: skip
-    assert [request.output_tokens for request in imported.trace.requests] == [3, 4, 37]
+    assert [request.output_tokens for request in imported.trace.requests] == [3, 4, 37, 2]
 
 
 def test_the_one_line_of_older_releases_comes_in(tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ FAILED: Final = "failed"
 REPEATED: Final = "spans that are in the file twice"
 _OTHER_PROMPT: Final = "gen_ai.usage.input_tokens"
 _N: Final = "gen_ai.request.n"
+_ID: Final = "gen_ai.request.id"
 _ERROR: Final = (2, "2", "STATUS_CODE_ERROR")
 _PARTS: Final = ("resourceSpans", "scopeSpans", "spans")
 _OLD: Final = {"scopeSpans": "instrumentationLibrarySpans"}
@@ -32,16 +33,39 @@ _OLD: Final = {"scopeSpans": "instrumentationLibrarySpans"}
 
 def otel_rows(path: Path) -> Iterator[Row]:
     """The spans of a file; a row's number is its line, so spans of one export share it."""
-    seen: set[tuple[str, str]] = set()
+    several = _several(path)
+    seen: set[int] = set()
+    for number, span, row in _all(path):
+        if row["reason"] is None:
+            own = hash((str(span.get("traceId")), str(span.get("spanId"))))
+            if span.get("spanId") and own in seen:
+                row["reason"] = REPEATED
+            elif _request(row) in several:
+                row["reason"] = SEVERAL
+            seen.add(own)
+        yield number, row
+
+
+def _several(path: Path) -> set[int]:
+    """Requests with several answers: vLLM ends a span for each, with the request's id and arrival and `n` of 1."""
+    spans: dict[int, int] = {}
+    several = set()
+    for _, span, row in _all(path):
+        if row["reason"] is None and row.get(_ID):
+            own = hash((str(span.get("traceId")), str(span.get("spanId"))))
+            if spans.setdefault(_request(row), own) != own:
+                several.add(_request(row))
+    return several
+
+
+def _request(row: Mapping[str, Any]) -> int:
+    return hash((str(row.get(_ID)), str(row[TIME])))
+
+
+def _all(path: Path) -> Iterator[tuple[int, Mapping[str, Any], dict[str, Any]]]:
     for number, document in _documents(path):
         for span in _spans(path, number, document):
-            row = _flat(path, number, span)
-            key = (str(span.get("traceId")), str(span.get("spanId")))
-            if row["reason"] is None and span.get("spanId"):
-                if key in seen:
-                    row["reason"] = REPEATED
-                seen.add(key)
-            yield number, row
+            yield number, span, _flat(path, number, span)
 
 
 def _documents(path: Path) -> Iterator[Row]:

@@ -98,7 +98,8 @@ def vllm_log_rows(path: Path, block_size: int) -> Iterator[Row]:
         elif match := _DETAILS.match(message):
             details[match[1]] = _prompt(message, blocks)
         elif match := _GENERATED.match(message):
-            if (answered := by_id.get(match[1])) is not None:
+            # A /v1/responses request is received as ID_0, its first turn, and answered as ID.
+            if (answered := by_id.get(match[1]) or by_id.get(f"{match[1]}_0")) is not None:
                 _take_output(answered, message[match.end() :])
         elif match := _ENDED_BADLY.match(message):
             if (answered := by_id.get(match[1])) is not None:
