@@ -70,10 +70,11 @@ class Plan:
     def resolved_spec(self) -> StudySpec:
         """The study as it can be run again from its run folder alone: own traces, space and profile written out."""
         changes: dict[str, Any] = {"space": self.space.describe(), "reference": self.reference.to_dict()}
-        if isinstance(self.spec.workload, TraceFiles):
+        if any(isinstance(workload, TraceFiles) for workload in (self.spec.workload, *self.spec.more_workloads)):
             names = [f"traces/{name}" for name in self.trace_files()]
             split = len(self.tuning)
             changes["workload"] = TraceFiles(family="files", tuning=tuple(names[:split]), held_out=tuple(names[split:]))
+            changes["more_workloads"] = ()
         if self.profile_file is not None:
             changes["profile"] = "profile.json"
         return self.spec.model_copy(update=changes)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -236,6 +237,12 @@ class StudySpec(_Model):
     workload: Workload = Field(
         default=RagBursts(family="rag-bursts"), description="What arrives: rag-bursts, heterogeneous or files."
     )
+    more_workloads: tuple[Workload, ...] = Field(
+        default=(),
+        max_length=8,
+        description="Further workloads, written as workload: their load regimes count as much, and the pick is judged on "
+        "each of them.",
+    )
     tuning_seeds: tuple[Seed, ...] = Field(
         default=(0, 1, 2, 3, 4), min_length=1, description="Seeds of the traces that the search sees."
     )
@@ -279,6 +286,9 @@ class StudySpec(_Model):
         description="Live only: calibrate the simulator on the server (or take profile), sweep the space in it and measure "
         "first what it finds good. It only proposes; measurements decide.",
     )
+    calibration: str = Field(
+        default="90s", description="Live only: how many seconds of load the calibration of the simulator aims at."
+    )
     race: bool = Field(
         default=True,
         description="Where measurements vary: stop a setting before its last trace once its deficit is certain.",
@@ -307,6 +317,11 @@ class StudySpec(_Model):
         if len(set(value)) != len(value):
             raise ValueError("an objective is named twice")
         return value
+
+    @field_validator("calibration")
+    @classmethod
+    def _calibration_parses(cls, value: str) -> str:
+        return _checked_duration(value)
 
     @field_validator("time_budget")
     @classmethod
@@ -364,12 +379,18 @@ class StudySpec(_Model):
 
     def build_traces(self, folder: Path) -> tuple[list[Trace], list[Trace]]:
         """(tuning traces, held-out traces); files are looked for from `folder`. Raises InvalidInput."""
-        workload = self.workload
-        if isinstance(workload, TraceFiles):
-            tuning = [read_trace(folder / name) for name in workload.tuning]
-            held_out = [read_trace(folder / name) for name in workload.held_out]
-        else:
-            tuning, held_out = workload.traces(self.tuning_seeds), workload.traces(self.held_out_seeds)
+        tuning: list[Trace] = []
+        held_out: list[Trace] = []
+        for number, workload in enumerate((self.workload, *self.more_workloads), start=1):
+            if isinstance(workload, TraceFiles):
+                parts = [
+                    [read_trace(folder / name) for name in names] for names in (workload.tuning, workload.held_out)
+                ]
+            else:
+                parts = [workload.traces(seeds) for seeds in (self.tuning_seeds, self.held_out_seeds)]
+            taken = {trace.regime for trace in (*tuning, *held_out)}
+            for traces, part in zip((tuning, held_out), parts, strict=True):
+                traces += [_told_apart(trace, number) if trace.regime in taken else trace for trace in part]
         seen: dict[str, str] = {}
         for trace in [*tuning, *held_out]:
             if trace.digest in seen:
@@ -410,6 +431,11 @@ def parse_spec(data: dict[str, Any], origin: str) -> StudySpec:
     except ValidationError as error:
         problems = explain(error, StudySpec, WORKLOADS)
         raise InvalidInput("\n".join(f"{origin}: {problem}" for problem in problems)) from None
+
+
+def _told_apart(trace: Trace, number: int) -> Trace:
+    """The trace of workload `number`, whose regime's name another workload has taken."""
+    return replace(trace, name=f"{trace.name}, workload {number}", regime=f"{trace.regime}, workload {number}")
 
 
 def _checked_duration(text: str) -> str:
