@@ -250,9 +250,8 @@ def fit_profile(
                 f"the replay of {replay.trace_name!r} under {replay.params.label()} has no step log; only a server that the "
                 "tuner starts, or a simulator that records its steps, gives one"
             )
-    fit = fit_steps(
-        StepFeatures.join([StepFeatures.of(one.steps) for one in replays if one.steps is not None]), seed=seed
-    )
+    steps = StepFeatures.join([StepFeatures.of(one.steps) for one in replays if one.steps is not None])
+    fit = fit_steps(steps, seed=seed)
     delay_s, delay_notes = _frontend_delay(replays)
     profile = Profile(
         name=name,
@@ -282,7 +281,7 @@ def fit_profile(
     notes: dict[str, Any] = {
         **fit.to_dict(),
         "frontend_delay": delay_notes,
-        "measured_range": _ranges(replays),
+        "measured_range": _ranges(replays, steps),
         "replays": [prediction(profile, one) for one in replays],
     }
     if check:
@@ -372,14 +371,15 @@ def _held_out_error(checked: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {"held_out_ppas_error_per_regime": {"mean_absolute": errors}} if errors else {}
 
 
-def _ranges(replays: Sequence[Replay]) -> dict[str, list[int]]:
+def _ranges(replays: Sequence[Replay], steps: StepFeatures) -> dict[str, list[int]]:
+    """What was covered. Output lengths are not limited: how many decoded at once, and at which context, is what counts."""
     budgets = [budget for one in replays for budget in (one.params.b_max, one.params.b_cap)]
     prompts = np.concatenate([one.requests.prompt_tokens for one in replays])
-    outputs = np.concatenate([one.requests.output_tokens for one in replays])
+    decodes = steps.decode_tokens[steps.is_decode]
     return {
         "budget_tokens": [min(budgets), max(budgets)],
         "prompt_tokens": [int(prompts.min()), int(prompts.max())],
-        "output_tokens": [int(outputs.min()), int(outputs.max())],
+        **({"decodes_in_a_step": [int(decodes.min()), int(decodes.max())]} if len(decodes) else {}),
     }
 
 

@@ -102,7 +102,8 @@ def test_a_calibrated_profile_is_read_back_and_has_no_doubts_about_its_workload(
     again = load_profile(str(file))
     assert again.digest == profile.digest
     evaluator = SimulatedEvaluator(again)
-    assert evaluator.doubts(published("ppas"), [rag_bursts(1.0, 50)]) == []
+    assert evaluator.doubts(published("ppas"), [rag_bursts(1.0, 50), rag_bursts(1.0, 50, output_tokens=500)]) == []
+    assert profile.fit["measured_range"]["decodes_in_a_step"] == [1, 64]
     (doubt,) = evaluator.doubts(PolicyParams.static(32_768), [rag_bursts(1.0, 50)])
     assert "fitted on 512 to 16384 only" in doubt
 
