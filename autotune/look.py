@@ -116,7 +116,8 @@ def _load(
 ) -> dict[str, Any]:
     """busy_share: of the time from the first arrival to the last answer. drain_s: from the last arrival on.
 
-    slowdown: mean latency over the mean latency of the same requests each alone. unfinished_at_last_arrival: requests.
+    slowdown: mean latency over the mean latency of the same requests each alone, nothing cached.
+    unfinished_at_last_arrival: requests.
     requests_per_busy_s: what the GPU would serve if it never waited for work, batched as it was.
     """
     latency_s = result.last_token_s - planned_s
@@ -181,6 +182,7 @@ def _about_fit(profile: Profile, fit: dict[str, Any], requests: int) -> list[str
 
 def _about_load(load: dict[str, Any]) -> str:
     busy, slowdown = load["busy_share"], load["slowdown"]
+    alone = "alone and without a cached prefix" if load["cached_prompt_tokens"] else "alone"
     growing = load["drain_s"] > OVERLOAD_DRAIN * load["duration_s"] and not load["closed_loop"]
     if busy >= NEAR_SATURATION and growing:
         word = (
@@ -193,7 +195,7 @@ def _about_load(load: dict[str, Any]) -> str:
         word = "The load is light: requests hardly meet, so settings can hardly differ"
     else:
         word = "The load is moderate"
-    return f"{word}; the GPU is busy {100 * busy:.0f} % of the time, and requests take {slowdown:.2f} times as long as alone."
+    return f"{word}; the GPU is busy {100 * busy:.0f} % of the time, and requests take {slowdown:.2f} times as long as {alone}."
 
 
 def _about_kv(load: dict[str, Any]) -> list[str]:

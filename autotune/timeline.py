@@ -52,12 +52,14 @@ def make_timeline(
     names = list(dict.fromkeys([*map(str, BRANCHES), *(name for table in known.values() for name in table["branch"])]))
     codes = {name: code for code, name in enumerate(names)}
     trace = traces[place]
-    requests = trace.requests[:: max(1, math.ceil(len(trace.requests) / MAX_REQUESTS))]
+    every = max(1, math.ceil(len(trace.requests) / MAX_REQUESTS))
+    requests = trace.requests[::every]
+    planned_s = next(iter(shown.values()))[place].requests.planned_s  # in sessions it differs by setting: the first's
     return Timeline(
         trace=trace.name,
         regime=trace.regime,
         why=_why(shown, place),
-        arrival_s=[round(request.arrival_s, 4) for request in requests],
+        arrival_s=[round(float(time_s), 4) for time_s in planned_s[::every]],
         prompt_tokens=[request.prompt_tokens for request in requests],
         branches=names,
         lanes=[_lane(role, shown[role][place], table, codes) for role, table in known.items()],
