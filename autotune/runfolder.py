@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import pandas as pd
+from pydantic import ValidationError
 
 from autotune.plan import Plan
 from autotune.records import Origin, Replay, request_table
@@ -37,10 +38,11 @@ from ppas_core.plain_json import dump_json, load_json
 from ppas_core.policy import PolicyParams
 from traces.format import write_trace
 
-# What a resumed study may change: how long it searches and how its results are read. The rest would mix measurements.
+# What a resumed study may change: how it searches, how long, and how its results are read. The rest would mix
+# measurements; a simulated study's profile is part of what it was measured on.
 _MAY_CHANGE: Final = {
     "trials", "time_budget", "random_arm", "prefer", "protect", "tie_pct", "min_gain_pct", "confidence", "simulate",
-    "race", "stop_early", "robustness_rates", "calibration",
+    "race", "stop_early", "robustness_rates", "calibration", "profile",
 }  # fmt: skip
 
 
@@ -114,9 +116,8 @@ class RunFolder:
 
 def identity(plan: Plan) -> dict[str, Any]:
     """What must not change while a study grows, as plain JSON values: what the files say that it names, not their names."""
-    keys = {key: value for key, value in plan.spec.model_dump(mode="json").items() if key not in _MAY_CHANGE}
     parts = {
-        "spec": keys,
+        "spec": _fixed_keys(plan.spec),
         "reference": plan.reference.to_dict(),
         "space": plan.space.describe(),
         "traces": [trace.digest for trace in (*plan.tuning, *plan.held_out)],
@@ -124,6 +125,10 @@ def identity(plan: Plan) -> dict[str, Any]:
     }
     identical: dict[str, Any] = load_json(dump_json(parts))
     return identical
+
+
+def _fixed_keys(spec: StudySpec) -> dict[str, Any]:
+    return {key: value for key, value in spec.model_dump(mode="json").items() if key not in _MAY_CHANGE}
 
 
 @contextlib.contextmanager
@@ -228,10 +233,12 @@ def _check_same_study(path: Path, wanted: dict[str, Any]) -> None:
         found = load_json(file.read_bytes())
     except (OSError, ValueError) as error:
         raise InvalidInput(f"{file}: cannot be read: {error}; name another folder with --run") from None
-    if found == wanted:
-        return
     if not isinstance(found, dict):
         raise InvalidInput(f"{file}: does not hold what ppas wrote there; name another folder with --run")
+    with contextlib.suppress(ValidationError):  # an earlier release knew fewer keys: they had today's default
+        found["spec"] = load_json(dump_json(_fixed_keys(StudySpec.model_validate(found.get("spec")))))
+    if found == wanted:
+        return
     for part in _IDENTITY:
         if found.get(part) != wanted[part]:
             raise InvalidInput(

@@ -70,6 +70,24 @@ def test_the_lock_follows_no_link_and_changes_nothing(plan: Plan, tmp_path: Path
         pass
 
 
+def test_a_run_of_an_earlier_release_that_knew_fewer_keys_goes_on(plan: Plan, tmp_path: Path) -> None:
+    with open_run(tmp_path / "run", plan) as run:
+        run.save_trial("references/x", SETTING, Outcome({}, {}, {}, 1.0), [])
+        (run.path / "references/x/requests.parquet").touch()  # else the run has measured nothing, and gives way
+    file = tmp_path / "run/identity.json"
+    identity = json.loads(file.read_text())
+    for key in ("more_workloads", "prefix_caching"):
+        del identity["spec"][key]
+    identity["spec"]["profile"] = "rtx5090-qwen2.5-3b"
+    file.write_text(json.dumps(identity))
+    with open_run(tmp_path / "run", plan) as run:
+        assert run.load_trial("references/x", SETTING) is not None
+    identity["spec"]["tuning_seeds"] = [7]
+    file.write_text(json.dumps(identity))
+    with pytest.raises(InvalidInput, match="holds another study"), open_run(tmp_path / "run", plan):
+        pass
+
+
 @pytest.mark.parametrize(
     "content",
     ["[]", "7", "null", "[" * 100_000, '{"spec":', '{"spec": [], "traces": 1}', "{}", "1" * 5000],
