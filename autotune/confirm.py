@@ -8,10 +8,9 @@ from typing import Final
 
 from autotune import choose, interrupt
 from autotune.measure import Measurement
+from autotune.plan import CONFIRMED
 from autotune.study import SearchTrial
 
-CONFIRMED: Final = 3
-"""Settings measured again at most."""
 _MOST_REPEATS: Final = 2
 
 

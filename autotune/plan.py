@@ -10,6 +10,7 @@ from typing import Any, Final
 from autotune import choose
 from autotune.evaluate import Evaluator, SimulatedEvaluator
 from autotune.live import LiveEvaluator, ServerOptions
+from autotune.records import Origin
 from autotune.results import Arm
 from autotune.spec import StudySpec, TraceFiles, parse_duration_s
 from autotune.study import resolve_sampler
@@ -22,6 +23,8 @@ from traces.format import Trace
 
 NOISE_RUNS: Final = 3
 """How often the reference is measured to learn the noise."""
+CONFIRMED: Final = 3
+"""Settings near the best that are measured again, at most, where measurements vary."""
 REFERENCE_EVERY: Final = 8
 """Trials between two further measurements of the reference, where measurements drift."""
 FINALISTS: Final = 4
@@ -84,7 +87,8 @@ class Plan:
         tuning_s = sum(trace.requests[-1].arrival_s + _TAIL_S for trace in self.tuning)
         held_out_s = sum(trace.requests[-1].arrival_s + _TAIL_S for trace in self.held_out)
         settings = len(self.known) + self.spec.trials * (2 if self.spec.random_arm else 1)
-        again = NOISE_RUNS + self.spec.trials // REFERENCE_EVERY
+        again = NOISE_RUNS + self.spec.trials // REFERENCE_EVERY + CONFIRMED
+        calibrates = self.spec.simulate and self.spec.profile is None and self.evaluator.origin is Origin.LIVE
         per_setting = len(self.tuning)
         return Estimate(
             settings=settings,
@@ -92,18 +96,22 @@ class Plan:
             search_s=settings * tuning_s,
             reference_s=again * tuning_s,
             finalists_s=(FINALISTS + 1) * held_out_s,
+            calibration_s=parse_duration_s(self.spec.calibration) if calibrates else 0.0,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Settings tried, replays in all, and seconds: of the search, of re-measuring the reference, of the finalists."""
+    """Settings tried, replays in all, and seconds: of the search, of measuring the reference and the best again, of the
+    finalists, of the calibration (load alone).
+    """
 
     settings: int
     replays: int
     search_s: float
     reference_s: float
     finalists_s: float
+    calibration_s: float
 
 
 def make_plan(spec: StudySpec, folder: Path = Path()) -> Plan:

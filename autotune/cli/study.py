@@ -61,6 +61,14 @@ def tune(
         bool | None,
         typer.Option("--random-arm/--no-random-arm", help="Random search of the same size beside.", show_default=False),
     ] = None,
+    simulate: Annotated[
+        bool | None,
+        typer.Option(
+            "--simulate/--no-simulate",
+            help="Live study: let a simulator calibrated on the server propose settings first.",
+            show_default=False,
+        ),
+    ] = None,
     server_url: server_options.ServerUrl = None,
     settings_file: server_options.SettingsFile = None,
     token_file: server_options.TokenFile = None,
@@ -79,7 +87,7 @@ def tune(
         str(study),
         {
             "trials": trials, "time_budget": time_budget, "sampler": sampler, "seed": seed, "prefer": prefer,
-            "profile": profile_option(profile) if profile else None, "random_arm": random_arm,
+            "profile": profile_option(profile) if profile else None, "random_arm": random_arm, "simulate": simulate,
             "server": server_options.server_block(spec, server_url, settings_file, token_file, restart_per_trial),
         },
     )  # fmt: skip
@@ -261,6 +269,8 @@ def _summary(results: StudyResults, path: Path) -> dict[str, Any]:
         "exported": results.exported.model_dump(),
         "exported_role": results.exported_role,
         "comparisons": [comparison.model_dump(exclude={"regimes"}) for comparison in results.comparisons],
+        "prediction": None if results.prediction is None else results.prediction.model_dump(),
+        "robustness": [point.model_dump() for point in results.robustness],
         "warnings": results.warnings,
         "report": str(path / "report.html"),
         "export": str(path / "export"),
@@ -296,6 +306,10 @@ def _show(results: StudyResults, path: Path) -> None:
             f"noise: {noise.metric} of one replay varies by {noise.replay_pct:.1f} %; "
             f"differences below {noise.visible_held_out_pct:.1f} % are not seen"
         )
+    if results.prediction is not None:
+        say(f"simulator beside it: {escape(results.prediction.sentence)}")
+    for line in _robustness(results):
+        say(line)
     if results.cold is not None:
         say(f"cold check: {escape(results.cold.reason)}")
     for warning in results.warnings:
@@ -305,6 +319,19 @@ def _show(results: StudyResults, path: Path) -> None:
     say(f"\nexported  {escape(f'{results.exported_role}, {results.exported.label}')}")
     say(f"report    {escape(str(path / 'report.html'))}")
     say(f"export    {escape(str(path / 'export'))}")
+
+
+def _robustness(results: StudyResults) -> list[str]:
+    """At other rates, on the preferred metric; nothing where the pick is the reference."""
+    if results.pick_trial == results.reference_trial or not results.robustness:
+        return []
+    metric = results.comparisons[0].preferred_metric
+    parts = [
+        f"{point.overall[metric]:+.1f} % at {point.rate_factor:g}x{' (saturated)' if point.saturated else ''}"
+        for point in results.robustness
+        if metric in point.overall
+    ]
+    return [f"pick at other rates (simulated, {metric}): {', '.join(parts)}"] if parts else []
 
 
 def _describe(params: PolicyParams) -> str:
