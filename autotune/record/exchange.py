@@ -1,6 +1,6 @@
 """What one request and its answer say: lengths and what the prompt is, or why the request is left out.
 
-No network and no clock; the rules are those of vLLM's four generating endpoints. Standard library alone.
+No network and no clock; the rules are those of vLLM's four generating endpoints.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from autotune.record.requests import CHAT, COMPLETIONS, MESSAGES
+from traces.format import MAX_TOKENS
 
 ENDED: Final = "ended"
 CLIENT_LEFT: Final = "the client left before the end"
@@ -80,7 +81,7 @@ def read_exchange(found: Exchange) -> Finding | str:
     if output_tokens == 0:
         return NO_OUTPUT
     ids, text = _prompt(found.endpoint, request)
-    model = str(request.get("model") or "")
+    model = str(request.get("model") or "").encode("utf-8", "replace").decode()
     scope = json.dumps([model, request.get("cache_salt")]).encode()
     return Finding(prompt_tokens, output_tokens, model, scope, ids, text, request)
 
@@ -117,7 +118,8 @@ def _usage(found: Exchange, *, streamed: bool) -> tuple[int, int] | str:
                 output_tokens = _first_int(usage, ("completion_tokens", "output_tokens"), output_tokens)
     if not complete:
         return CUT
-    return NO_USAGE if not prompt_tokens or output_tokens is None else (prompt_tokens, output_tokens)
+    usable = prompt_tokens is not None and 0 < prompt_tokens <= MAX_TOKENS and output_tokens is not None
+    return (prompt_tokens or 0, output_tokens or 0) if usable else NO_USAGE
 
 
 def _prompt_tokens(usage: dict[str, Any], before: int | None) -> int | None:
@@ -130,7 +132,9 @@ def _prompt_tokens(usage: dict[str, Any], before: int | None) -> int | None:
 
 
 def _first_int(usage: dict[str, Any], names: tuple[str, ...], default: int | None) -> int | None:
-    return next((usage[name] for name in names if type(usage.get(name)) is int and usage[name] >= 0), default)
+    return next(
+        (usage[name] for name in names if type(usage.get(name)) is int and 0 <= usage[name] <= MAX_TOKENS), default
+    )
 
 
 def _events(answer: bytes) -> Iterator[dict[str, Any] | None]:

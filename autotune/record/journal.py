@@ -13,16 +13,19 @@ from __future__ import annotations
 import bisect
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Final
+
+import numpy as np
 
 from autotune.record.hashes import CHUNK_BYTES, mixed
 from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.plain_json import load_json
-from traces.format import Trace, TraceRequest, pack_blocks
+from traces.format import BlockHashes, Trace, TraceRequest
 from traces.ledger import Ledger
 from traces.lines import numbered_lines
 
@@ -68,7 +71,7 @@ def assemble(journal: Path, *, name: str, regime: str = "all", facts: Mapping[st
         elif isinstance(row.get("left_out"), str):
             dropped[row["left_out"]] += 1
         elif all(type(row.get(key)) is int for key in ("at_ns", "prompt_tokens", "output_tokens")):
-            rows.append(row)
+            rows.append(_packed(journal, number, row))
         else:
             raise InvalidInput(f"{journal}, line {number}: is not a line of a recording; was it edited?")
     if not rows:
@@ -76,18 +79,16 @@ def assemble(journal: Path, *, name: str, regime: str = "all", facts: Mapping[st
         raise NoResult(f"the recording holds no request that can be replayed ({reasons})")
     rows.sort(key=lambda row: row["at_ns"])
     first_ns = rows[0]["at_ns"]
-    positions = _Positions(size)
+    positions = _Positions(size, _repeated([row["chunks"] for row in rows if "chunks" in row]))
     requests, without = [], 0
     for row in rows:
         blocks = row.get("blocks")
         if blocks is None:
-            blocks = positions.blocks(row.get("chunks") or [], row.get("bytes") or 0, row["prompt_tokens"])
-        if not blocks or len(blocks) != math.ceil(row["prompt_tokens"] / size):
-            blocks, without = [], without + 1
+            blocks = BlockHashes(positions.blocks(row.get("chunks", ()), row.get("bytes", 0), row["prompt_tokens"]))
+        if len(blocks) != math.ceil(row["prompt_tokens"] / size):
+            blocks, without = (), without + 1
         requests.append(
-            TraceRequest(
-                (row["at_ns"] - first_ns) / 1e9, row["prompt_tokens"], row["output_tokens"], pack_blocks(blocks)
-            )
+            TraceRequest((row["at_ns"] - first_ns) / 1e9, row["prompt_tokens"], row["output_tokens"], blocks)
         )
     start = datetime.fromtimestamp((header["started_ns"] + first_ns) / 1e9, UTC).isoformat(timespec="milliseconds")
     ledger = Ledger(
@@ -112,6 +113,25 @@ def assemble(journal: Path, *, name: str, regime: str = "all", facts: Mapping[st
         provenance={"source": NAME, "import": ledger.provenance(), "recording": about},
     )
     return Assembled(trace, ledger)
+
+
+def _packed(journal: Path, number: int, row: dict[str, Any]) -> dict[str, Any]:
+    """The row with its hashes at 8 bytes each: a long recording has very many."""
+    for key in ("blocks", "chunks"):
+        if key in row:
+            try:
+                row[key] = BlockHashes(row[key])
+            except (TypeError, OverflowError):
+                raise InvalidInput(f"{journal}, line {number}: {key} are no hashes; was it edited?") from None
+    return row
+
+
+def _repeated(prompts: list[BlockHashes]) -> frozenset[int]:
+    """The pieces of text that are in more than one prompt; the others, by far the most, need no memory."""
+    if not prompts:
+        return frozenset()
+    found, counts = np.unique(np.concatenate([np.fromiter(prompt, np.int64) for prompt in prompts]), return_counts=True)
+    return frozenset(found[counts > 1].tolist())
 
 
 def _header(journal: Path, line: str) -> dict[str, Any]:
@@ -156,24 +176,24 @@ class _Positions:
     first of them, and equal texts share all.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, repeated: frozenset[int]) -> None:
         self._size = size
+        self._repeated = repeated
         self._ends: dict[int, float] = {}
 
-    def blocks(self, chunks: list[int], text_bytes: int, tokens: int) -> list[int]:
+    def blocks(self, chunks: Sequence[int], text_bytes: int, tokens: int) -> list[int]:
         """One id for each block of a prompt of `tokens` tokens; none when there is no text."""
         if not chunks:
             return []
-        known = 0
-        while known < len(chunks) and chunks[known] in self._ends:
-            known += 1
-        start_tokens = self._ends[chunks[known - 1]] if known else 0.0
-        start_bytes = min(known * CHUNK_BYTES, text_bytes)
+        ends = [self._ends[chunk] for chunk in takewhile(self._ends.__contains__, chunks)]
+        start_tokens = ends[-1] if ends else 0.0
+        start_bytes = min(len(ends) * CHUNK_BYTES, text_bytes)
         rate = max(0.0, tokens - start_tokens) / max(1, text_bytes - start_bytes)
-        for place in range(known, len(chunks)):
+        for place in range(len(ends), len(chunks)):
             end_bytes = min((place + 1) * CHUNK_BYTES, text_bytes)
-            self._ends[chunks[place]] = start_tokens + rate * (end_bytes - start_bytes)
-        ends = [self._ends[chunk] for chunk in chunks]
+            ends.append(start_tokens + rate * (end_bytes - start_bytes))
+            if chunks[place] in self._repeated:
+                self._ends[chunks[place]] = ends[-1]
         found = []
         for block in range(math.ceil(tokens / self._size)):
             end = (block + 1) * self._size

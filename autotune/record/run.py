@@ -28,6 +28,7 @@ from autotune.record.recovery import plain_name
 from autotune.replay import frames
 from autotune.replay.run import base_url
 from ppas_core.errors import InvalidInput, NoResult
+from ppas_core.plain_json import require_text
 
 DEFAULT_BLOCK_SIZE: Final = 16
 """vLLM's own on GPUs."""
@@ -65,6 +66,8 @@ class RecordPlan:
     untouched: bool = False
 
     def __post_init__(self) -> None:
+        for what, value in (("name", self.name or ""), ("regime", self.regime)):
+            require_text(value, f"the trace's {what}")
         if not 0 <= self.port < 2**16:
             raise InvalidInput(f"port is {self.port}; allowed: 0 to 65535, 0 takes a free one")
         if self.block_size < 1:
@@ -114,8 +117,9 @@ def record(
     request was recorded or the file could not be written.
     """
     upstream = base_url(plan.upstream)
-    if plan.output.exists() and not overwrite:
-        raise InvalidInput(f"{plan.output} exists; name another file, or overwrite it with --force")
+    for file in (plan.output, *([plan.texts] if plan.keep_text else [])):
+        if file.exists() and not (overwrite and file.is_file()):
+            raise InvalidInput(f"{file} exists; name another file, or overwrite a file with --force")
     if plan.journal.exists():
         raise InvalidInput(
             f"{plan.journal} is left of a recording that was ended from outside, or one is running; make its trace "

@@ -54,7 +54,9 @@ def test_what_cannot_be_recorded_is_refused_in_words(tmp_path: Path) -> None:
     output.write_text("mine")
     assert "exists" in refused("-o", output, *SERVER)
     assert "exists" in refused("-o", output, "--recover", salt)
+    assert "exists" in refused("-o", tmp_path, *SERVER, "--force")
     assert output.read_text() == "mine"
+    assert "half a character" in refused("-o", tmp_path / "u", *SERVER, "--name", "\ud800")
     (tmp_path / "t.jsonl.part").write_text("")
     assert "--recover" in refused("-o", output, *SERVER, "--force")
 
@@ -68,6 +70,7 @@ def test_what_cannot_be_recorded_is_refused_in_words(tmp_path: Path) -> None:
         (0, LINES[0].replace("16", "0"), "block_size is 0"),
         (1, "nonsense", "line 2: is not JSON"),
         (1, "[1]", "line 2: is not a JSON object"),
+        (1, LINES[1].replace("[1, 2]", "5"), "line 2: blocks are no hashes"),
         (1, '{"at_ns": 1}', "line 2: is not a line of a recording"),
     ],
 )

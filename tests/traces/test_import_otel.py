@@ -1,6 +1,7 @@
 """vLLM's spans come in from the collector's file; every span is kept, or left out for a named reason."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -145,3 +146,17 @@ def test_any_spans_give_a_trace_whose_account_adds_up_or_one_message(
     assert imported.ledger.rows_read == imported.ledger.kept + sum(imported.ledger.dropped.values())
     write_trace(imported.trace, path.with_name("fuzz.jsonl"))
     assert read_trace(path.with_name("fuzz.jsonl")) == imported.trace
+
+
+@pytest.mark.parametrize("version", ["0.27.1", "0.32.0"])
+def test_spans_that_vllm_really_sent_come_in(version: str) -> None:
+    """Sent by the CPU build with a tiny model to a receiver that wrote them as the collector's file exporter does."""
+    imported = import_trace(Path(__file__).with_name("vllm_samples") / f"{version}.spans.jsonl")
+    assert imported.ledger.format == "otel"
+    assert imported.ledger.dropped == {OTHER_SPAN: 3, SEVERAL: 2}
+    found = [(request.prompt_tokens, request.output_tokens) for request in imported.trace.requests]
+    assert found[:6] == [(220, 5)] * 4 + [(70, 7), (80, 6)]
+    assert len(found) == 9
+    times_s = [request.arrival_s for request in imported.trace.requests]
+    assert times_s[0] == 0.0
+    assert all(0.02 < later - earlier < 30 for earlier, later in pairwise(times_s))

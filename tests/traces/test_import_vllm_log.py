@@ -240,3 +240,20 @@ def test_any_log_gives_a_trace_whose_account_adds_up_or_one_message(
     assert imported.ledger.rows_read == imported.ledger.kept + sum(imported.ledger.dropped.values())
     write_trace(imported.trace, path.with_suffix(".jsonl"))
     assert read_trace(path.with_suffix(".jsonl")) == imported.trace
+
+
+SAMPLES = Path(__file__).with_name("vllm_samples")
+
+
+@pytest.mark.parametrize("version", ["0.27.1", "0.32.0"])
+def test_a_log_that_vllm_really_wrote_comes_in(version: str) -> None:
+    """Written by the CPU build with a tiny model; lines of nine requests, the words of their prompts cut by hand."""
+    imported = import_trace(SAMPLES / f"{version}.log")
+    assert imported.ledger.format == "vllm-log"
+    assert imported.ledger.rows_read == 9
+    assert imported.ledger.dropped == {NO_GENERATION: 1, NO_LENGTH: 1, SEVERAL: 1, ABORTED: 1}
+    found = [(request.prompt_tokens, request.output_tokens) for request in imported.trace.requests]
+    assert found == [(220, 5), (220, 5), (70, 7), (80, 6), (220, 5)]
+    third, fourth = (imported.trace.requests[place].block_hashes for place in (2, 3))
+    assert tuple(third)[:4] == tuple(fourth)[:4]
+    assert third[4] != fourth[4]
