@@ -82,7 +82,7 @@ def stretches(steps: pd.DataFrame, limit: int = MAX_STRETCHES) -> tuple[pd.DataF
     Where unlike steps are merged the one with the smallest budget stands for them: a short intervention stays visible.
     No stretch reaches over a pause of the engine, but one too short to be drawn.
     """
-    paused = (steps["start_s"] - steps["end_s"].shift(fill_value=-math.inf) >= _IDLE_S).cumsum()
+    paused = (steps["start_s"] - steps["end_s"].shift() >= _IDLE_S).cumsum()
     changed = (steps[list(_STATE)] != steps[list(_STATE)].shift()).any(axis=1).cumsum()
     merged = _merged(steps, [paused, changed])
     if len(merged) <= limit:
@@ -157,7 +157,7 @@ def _live(replay: Replay) -> pd.DataFrame | None:
         return None
     start_s = (log["start_s"] - offset_s).clip(lower=0.0)
     # With asynchronous scheduling a step is decided while the one before it runs: drawn, it begins when that one ends.
-    start_s = start_s.combine((log["done_s"] - offset_s).shift(fill_value=0.0).cummax(), max)
+    start_s = start_s.combine((log["done_s"] - offset_s).shift().fillna(0.0).cummax(), max)
     return pd.DataFrame(
         {
             "start_s": start_s,

@@ -12,7 +12,7 @@ from ppas_core.errors import InvalidInput
 from ppas_core.files import write_atomically
 from reports import figures, figures_several, html, plane, several, summary
 from reports.numbers import capitalised, cleaned, counted, finite, interval, metric_label, percent, tokens
-from reports.panels import Control, Panel, variants_of
+from reports.panel import Control, Panel, variants_of
 from reports.plane import LandscapeView
 from reports.several import AGAINST, Study
 from reports.views import Missing
@@ -90,7 +90,7 @@ def _effects(studies: Sequence[Study]) -> Panel:
         f"{capitalised(metric_label(metrics[0]))} against the reference. {alt}",
         controls,
         variants_of(draw, len(AGAINST), len(metrics)),
-        len(studies) + 1,
+        round(1.5 * len(studies)) + 1,
     )
 
 

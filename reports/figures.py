@@ -289,20 +289,30 @@ def drift(view: DriftView) -> Any:
     return figure
 
 
-def landscape(view: LandscapeView) -> Any:
-    """The gain over a plane of the space; blue is better than the reference, orange is worse."""
+def landscape(view: LandscapeView, *, terse: bool = False) -> Any:
+    """The gain over a plane of the space; blue is better than the reference, orange is worse.
+
+    terse: hover texts without names, for many planes on one page.
+    """
     figure = blank()
-    hover = [
+    hover = (
         [
-            f"{plotly_text(view.x_name)} {tokens(x)}<br>{plotly_text(view.y_name)} {tokens(y)}<br><b>"
-            + ("not allowed" if gain is None else percent(gain))
-            + "</b>"
-            for x, gain in zip(view.x, row, strict=False)
+            [f"{tokens(x)} / {tokens(y)}: {percent(g)}" for x, g in zip(view.x, row, strict=False)]
+            for y, row in zip(view.y, view.gain_pct, strict=False)
         ]
-        for y, row in zip(view.y, view.gain_pct, strict=False)
-    ]
+        if terse
+        else [
+            [
+                f"{plotly_text(view.x_name)} {tokens(x)}<br>{plotly_text(view.y_name)} {tokens(y)}<br><b>"
+                + ("not allowed" if gain is None else percent(gain))
+                + "</b>"
+                for x, gain in zip(view.x, row, strict=False)
+            ]
+            for y, row in zip(view.y, view.gain_pct, strict=False)
+        ]
+    )
     figure.add_heatmap(
-        z=[list(row) for row in view.gain_pct],
+        z=[[None if g is None else short(g) for g in row] for row in view.gain_pct],
         x=list(range(len(view.x))),
         y=list(range(len(view.y))),
         customdata=hover,

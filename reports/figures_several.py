@@ -5,6 +5,7 @@ Every text that comes from the results goes through `plotly_text`, because Plotl
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -24,7 +25,7 @@ ORIGINS: Final = {
 def effects(found: Sequence[tuple[Study, Effect]], metric: str) -> Any:
     """The improvement in `metric` with its interval, a row for each study; measured and simulated ones apart."""
     figure = blank()
-    labels = {study.name: f"{plotly_text(study.name, 34)}<br>{study.origin}" for study, _ in found}
+    labels = {study.name: _label(study) for study, _ in found}
     for origin, (name, tint, symbol) in ORIGINS.items():
         rows = [(study, effect) for study, effect in found if study.origin == origin]
         if not rows:
@@ -58,6 +59,11 @@ def effects(found: Sequence[tuple[Study, Effect]], metric: str) -> Any:
         ),
     )
     return figure
+
+
+def _label(study: Study) -> str:
+    """The whole name, in lines short enough for a phone, and the origin."""
+    return "<br>".join([*(plotly_text(line) for line in textwrap.wrap(study.name, 24)), f"<i>{study.origin}</i>"])
 
 
 def _reach(high: float, low: float) -> float:

@@ -173,7 +173,7 @@ def _budgets(figure: Any, shown: list[Stretch], y: str, view: TimelineView, *, f
                 yaxis=y,
                 mode="lines",
                 name=words,
-                legendgroup=branch,
+                legendgroup=words,
                 showlegend=first and used,
                 hoverinfo="skip",
                 line={"color": colour("surface" if used else tint), "width": 0.7 if one_by_one or not used else 0},

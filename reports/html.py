@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ import ppas_core
 from autotune.records import Origin
 from autotune.results import StudyResults
 from ppas_core.files import write_atomically
-from reports import panels, quality, roles, statics, summary, tables, theme, verdict
+from reports import forecast, panels, quality, roles, statics, summary, tables, theme, verdict
 from reports.numbers import cleaned, moment
 from reports.odds import Odds, front_odds
-from reports.panels import Panel
+from reports.panel import Panel
 from reports.views import Missing
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -60,6 +60,9 @@ def page(results: StudyResults, shown: Mapping[str, Panel], known: Odds | None =
         headline=verdict.headline(results),
         load_lead=statics.sentence(results),
         quality=_quality(results),
+        judged=forecast.judged(results),
+        saturated=[cleaned(regime, 60) for regime in results.saturated],
+        robustness_simulated=_mixed(point.origin for point in results.robustness),
         tables={
             table.id: table
             for table in (
@@ -106,11 +109,17 @@ def document(template: str, shown: Mapping[str, Panel], **context: Any) -> str:
     )
 
 
+def _mixed(origins: Iterable[Origin]) -> bool | str:
+    """Whether these are simulated, or `both` where some are and some are not."""
+    found = set(origins)
+    return "both" if len(found) > 1 else Origin.SIMULATED in found
+
+
 def _quality(results: StudyResults) -> dict[str, str] | None:
     """The words of the section on measurement quality; None where measurements do not vary."""
     if not quality.applies(results):
         return None
-    return {"lead": quality.lead(results), "cold": quality.cold_words(results)}
+    return {"lead": quality.lead(results), "cold": quality.cold_words(results), "lag": quality.lag_words(results)}
 
 
 def _asset(name: str) -> str:

@@ -17,7 +17,8 @@ from ppas_core.errors import InvalidInput
 from ppas_core.naming import did_you_mean
 from reports import theme
 from reports.numbers import plotly_text
-from reports.panels import Panel, all_panels, origin_sentence
+from reports.panel import Panel, origin_sentence
+from reports.panels import all_panels
 from reports.views import Missing
 
 _HEIGHT_PX: Final = 480

@@ -3,59 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
 from typing import Any
 
-from autotune.records import Origin
 from autotune.results import StudyResults
-from reports import figures, figures_held_out, figures_timeline, pairs, plane, quality, roles, timeline, views
+from reports import figures, figures_held_out, pairs, panels_more, plane, quality, roles, views
 from reports.numbers import capitalised, cleaned, counted, interval, metric_label, percent, tokens
 from reports.odds import DRAWS, Odds, front_odds
 from reports.pairs import REQUEST_METRICS
+from reports.panel import Control, Panel, drawn, origin_sentence, variants_of
 from reports.roles import BEST_STATIC, TUNED
 from reports.views import Missing
 
 
-@dataclass(frozen=True, slots=True)
-class Control:
-    """A choice that the reader makes; one option alone is not shown."""
-
-    name: str
-    options: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """A figure with its words.
-
-    variants: one entry per combination of options, keyed by the option indices joined by `-`: a Plotly figure, or the
-    reason why there is none. alt: what the figure says, for those who do not see it. rows: bars or rows in the figure,
-    from which the page derives its height; None for the usual height.
-    """
-
-    id: str
-    title: str
-    caption: str
-    alt: str
-    controls: tuple[Control, ...]
-    variants: Mapping[str, Any | Missing]
-    rows: int | None = None
-
-    @property
-    def has_choices(self) -> bool:
-        """Whether any control has more than one option."""
-        return any(len(control.options) > 1 for control in self.controls)
-
-    @property
-    def missing(self) -> str | None:
-        """Why nothing at all can be drawn; None when something can."""
-        reasons = [v.reason for v in self.variants.values() if isinstance(v, Missing)]
-        return reasons[0] if reasons and len(reasons) == len(self.variants) else None
-
-
 def all_panels(results: StudyResults, known: Odds | None = None) -> dict[str, Panel]:
-    """Every panel of the report by id; `drift` only where measurements vary. known: the odds, when already computed."""
+    """Every panel of the report by id; some only where the study has what they show.
+
+    known: the odds, when already computed.
+    """
     odds = front_odds(results) if known is None else known
     built = [
         _front(results, odds),
@@ -64,7 +28,7 @@ def all_panels(results: StudyResults, known: Odds | None = None) -> dict[str, Pa
         _requests(results),
         _differences(results),
         _branches(results),
-        _timeline(results),
+        panels_more.timeline_panel(results),
         _convergence(results),
         _importance(results),
         _slices(results, odds),
@@ -72,14 +36,8 @@ def all_panels(results: StudyResults, known: Odds | None = None) -> dict[str, Pa
     ]
     if quality.applies(results):
         built.append(_drift(results))
+    built += panels_more.extras(results)
     return {panel.id: panel for panel in built}
-
-
-def origin_sentence(results: StudyResults) -> str:
-    """Where the numbers come from, in a sentence for captions."""
-    if results.origin is Origin.SIMULATED:
-        return "Simulated, not measured on a server."
-    return "Measured on a live server."
 
 
 def _front(results: StudyResults, odds: Odds) -> Panel:
@@ -115,7 +73,7 @@ def _front(results: StudyResults, odds: Odds) -> Panel:
     scales = ("Close-up", "All trials") if any(getattr(view, "outside", 0) for view in built) else ("All trials",)
 
     def draw(which: int, scale: int) -> Any:
-        return _draw(built[which], lambda view: figures.front(view, odds, close_up=scales[scale] == "Close-up"))
+        return drawn(built[which], lambda view: figures.front(view, odds, close_up=scales[scale] == "Close-up"))
 
     controls = (Control("Objectives", names), Control("View", scales))
     variants = variants_of(draw, len(axes), len(scales))
@@ -152,7 +110,7 @@ def _over_load(results: StudyResults) -> Panel:
             alt += f" Gain of the tuned setting over the {first.reference}: {gains}."
 
     def draw(metric: int, scale: int) -> Any:
-        return _draw(built[metric], lambda v: figures_held_out.over_load(v, relative=scale == 1))
+        return drawn(built[metric], lambda v: figures_held_out.over_load(v, relative=scale == 1))
 
     controls = (Control("Metric", tuple(capitalised(metric_label(m)) for m in metrics)), Control("Show", options))
     variants = variants_of(draw, len(metrics), len(options)) if metrics else {"0-0": first}
@@ -188,7 +146,7 @@ def _effects(results: StudyResults) -> Panel:
         caption + origin_sentence(results),
         alt,
         (Control("Reference", against), Control("Metric", tuple(capitalised(metric_label(m)) for m in metrics))),
-        variants_of(lambda a, m: _draw(built[a, m], figures_held_out.effects), len(made), len(metrics)),
+        variants_of(lambda a, m: drawn(built[a, m], figures_held_out.effects), len(made), len(metrics)),
         max(rows, default=1),
     )
 
@@ -228,7 +186,7 @@ def _paired(
         caption + origin_sentence(results),
         alt,
         controls,
-        variants_of(lambda r, c: _draw(built[r, c], draw), len(references), len(columns)),
+        variants_of(lambda r, c: drawn(built[r, c], draw), len(references), len(columns)),
     )
 
 
@@ -262,45 +220,8 @@ def _branches(results: StudyResults) -> Panel:
         caption + origin_sentence(results),
         alt,
         (),
-        {"": _draw(view, figures_held_out.branches)},
+        {"": drawn(view, figures_held_out.branches)},
         1 if isinstance(view, Missing) else len(view.settings) + 1,
-    )
-
-
-def _timeline(results: StudyResults) -> Panel:
-    others = timeline.others(results)
-    built = [timeline.timeline(results, other) for other in others] or [timeline.timeline(results, None)]
-    first = built[0]
-    names = tuple(f"vs {cleaned(other, 30)}" for other in others) or ("alone",)
-    title = "Watch the policy act"
-    if isinstance(first, Missing):
-        return Panel("timeline", title, "", first.reason, (), {"": first})
-    windows = (
-        ("Whole trace", "Close-up") if any(getattr(view, "close_up", None) for view in built) else ("Whole trace",)
-    )
-    caption = (
-        f"Held-out trace {cleaned(first.trace, 80)}, one clock for both settings. {cleaned(first.why, 400)} "
-        "Pale is the token budget of a step, full colour what it scheduled; the close-up shows every step. "
-    )
-    if any(lane.thinned for lane in first.lanes):
-        caption += "Neighbouring steps are merged; where they differ the smallest budget is drawn. "
-    alt = " ".join(
-        f"{capitalised(cleaned(lane.role))} {cleaned(lane.label)}: done after {lane.end_s:.1f} s, at most "
-        f"{counted(lane.most_waiting, 'request')} waiting, budget cut in {lane.capped_share:.0%} of the steps."
-        for lane in first.lanes
-    )
-
-    def draw(which: int, window: int) -> Any:
-        return _draw(built[which], lambda view: figures_timeline.timeline(view, close_up=window == 1))
-
-    return Panel(
-        "timeline",
-        title,
-        caption + origin_sentence(results),
-        alt,
-        (Control("Reference", names), Control("Window", windows)),
-        variants_of(draw, len(built), len(windows)),
-        13 if len(first.lanes) > 1 else 7,
     )
 
 
@@ -325,7 +246,7 @@ def _convergence(results: StudyResults) -> Panel:
         caption + origin_sentence(results),
         alt,
         (Control("Show", tuple(names)),),
-        variants_of(lambda i: _draw(built[i], figures.convergence), len(built)),
+        variants_of(lambda i: drawn(built[i], figures.convergence), len(built)),
     )
 
 
@@ -347,7 +268,7 @@ def _importance(results: StudyResults) -> Panel:
         caption + origin_sentence(results),
         alt,
         (),
-        {"": _draw(view, figures.importance)},
+        {"": drawn(view, figures.importance)},
         1 if missing else max(3, round(1.3 * len(view.knobs) + 0.5)),  # type: ignore[union-attr]
     )
 
@@ -378,7 +299,7 @@ def _slices(results: StudyResults, odds: Odds) -> Panel:
         f"Slices along {', '.join(map(cleaned, knobs))}.",
         controls,
         variants_of(
-            lambda k, m: _draw(built[k, m], lambda view: figures.slice_of(view, odds)), len(knobs), len(metrics)
+            lambda k, m: drawn(built[k, m], lambda view: figures.slice_of(view, odds)), len(knobs), len(metrics)
         ),
     )
 
@@ -399,7 +320,7 @@ def _landscape(results: StudyResults) -> Panel:
         caption + origin_sentence(results),
         alt,
         (),
-        {"": _draw(view, figures.landscape)},
+        {"": drawn(view, figures.landscape)},
     )
 
 
@@ -424,17 +345,8 @@ def _drift(results: StudyResults) -> Panel:
         caption + origin_sentence(results),
         alt,
         (),
-        {"": _draw(view, figures.drift)},
+        {"": drawn(view, figures.drift)},
     )
-
-
-def _draw(view: Any, draw: Callable[[Any], Any]) -> Any | Missing:
-    return view if isinstance(view, Missing) else draw(view)
-
-
-def variants_of(draw: Callable[..., Any], *sizes: int) -> dict[str, Any]:
-    """What `draw` makes of every combination of options, by the key that a panel wants."""
-    return {"-".join(map(str, place)): draw(*place) for place in product(*map(range, sizes))}
 
 
 def _main_metrics(names: Sequence[str], *, first: int = 2) -> list[str]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from autotune.results import StudyResults
-from reports.roles import BEST_STATIC, TUNED, reference_role, role
+from autotune.results import Landscape, StudyResults
+from reports.roles import BEST_STATIC, TUNED, is_static, reference_role, role
 from reports.views import Missing, gain_pct
 
 
@@ -41,12 +41,42 @@ def landscape(results: StudyResults) -> LandscapeView | Missing:
     plane = results.landscape
     if plane is None:
         return Missing("The study did not evaluate a plane of the space.")
+    return _view(results, plane, roles=(reference_role(results), BEST_STATIC, TUNED))
+
+
+def maps(results: StudyResults) -> tuple[LandscapeView, ...]:
+    """The simulated maps; the settings marked on each lie in it. All of them share the scale of their colours."""
+    views = []
+    for plane in results.maps:
+        within = tuple(name for name in (reference_role(results), BEST_STATIC, TUNED) if _lies_in(results, name, plane))
+        view = _view(results, plane, roles=within)
+        if isinstance(view, LandscapeView):
+            views.append(view)
+    limit = max((view.limit_pct for view in views), default=1.0)
+    return tuple(replace(view, limit_pct=limit) for view in views)
+
+
+def turned(view: LandscapeView, among: Sequence[LandscapeView]) -> list[tuple[str, object]]:
+    """The fixed knobs that tell this map from the others; all of them where none does."""
+    differing = [k for k, v in view.fixed.items() if any(other.fixed.get(k) != v for other in among)]
+    return [(k, view.fixed[k]) for k in differing or view.fixed]
+
+
+def _lies_in(results: StudyResults, name: str, plane: Landscape) -> bool:
+    """Whether the setting in a role has the plane's values of the knobs that the plane holds fixed."""
+    held = role(results, name)
+    if held is None:
+        return False
+    return is_static(held.setting) or all(held.setting.params.get(k, v) == v for k, v in plane.fixed.items())
+
+
+def _view(results: StudyResults, plane: Landscape, *, roles: Sequence[str]) -> LandscapeView | Missing:
     rows = tuple(tuple(gain_pct(value) for value in row) for row in plane.ratio)
     known = [abs(g) for row in rows for g in row if g is not None]
     if not known:
         return Missing("The space allows no setting on the plane that the study evaluated.")
     marks = []
-    for name in (reference_role(results), BEST_STATIC, TUNED):
+    for name in roles:
         held = role(results, name)
         if held is None:
             continue

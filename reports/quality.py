@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from autotune.records import Origin
 from autotune.results import StudyResults
-from reports.numbers import capitalised, change, cleaned, counted, finite, metric_label, percent
+from reports.numbers import capitalised, change, cleaned, counted, duration, finite, metric_label, percent
 from reports.views import Missing
 
 
@@ -82,6 +82,24 @@ def lead(results: StudyResults) -> str:
     return (
         f"Measured again, the same setting gives other numbers. From {percent(widest.visible_held_out_pct, signed=False)}"
         f" on, a difference in {metric_label(widest.metric)} on the held-out traces is more than that noise."
+    )
+
+
+def lag_words(results: StudyResults) -> str:
+    """How late the client was, in a sentence: a late client would make a server look slow."""
+    known = [trial.client for trial in results.trials if trial.client is not None]
+    worst = max((p99 for client in known if (p99 := finite(client.p99_s)) is not None), default=None)
+    if worst is None:
+        return "The trials did not record how late the client sent."
+    repeated = sum(client.repeated for client in known)
+    again = (
+        f"{counted(repeated, 'replay was', 'replays were')} made again because it was too late"
+        if repeated
+        else ("no replay had to be made again")
+    )
+    return (
+        f"In the worst of {counted(len(known), 'trial')} 99 % of the requests were sent within {duration(worst)} of their "
+        f"time; {again}."
     )
 
 

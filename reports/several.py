@@ -114,7 +114,7 @@ def cards(studies: Sequence[Study]) -> tuple[Card, ...]:
         metric = _preferred(study)
         lines = tuple(
             Line(
-                f"{capitalised(metric_label(metric))}, against {_against_words(study, against)}",
+                f"{capitalised(metric_label(metric))}, tuned against {_against_words(study, against)}",
                 change(effect.improvement_pct, metric),
                 change_between(effect.low_pct, effect.high_pct, metric),
                 verdict.tone_of(effect),
@@ -150,7 +150,7 @@ def cautions(studies: Sequence[Study]) -> tuple[str, ...]:
 
 def verdict_table(studies: Sequence[Study]) -> Table:
     """Verdict and effects with their intervals, study by study."""
-    shown = metrics(studies)[:4]
+    shown = metrics(studies)[:2]
     rows = tuple(
         (
             Cell(study.name, kind="head", note=study.origin),

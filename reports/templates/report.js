@@ -91,7 +91,7 @@
         .filter(({ trace }) => trace.name && trace.showlegend !== false && trace.type !== "heatmap")
         .sort((a, b) => (a.trace.legendrank ?? 0) === (b.trace.legendrank ?? 0)
           ? a.index - b.index : (b.trace.legendrank ?? 0) - (a.trace.legendrank ?? 0));
-      this.legend.replaceChildren(...(shown.length > 1 ? shown : []).map(({ trace, index }) => {
+      this.legend.replaceChildren(...(shown.length > 1 && !this.element.closest(".many") ? shown : []).map(({ trace, index }) => {
         const button = document.createElement("button");
         button.type = "button";
         button.setAttribute("aria-pressed", String(!this.hidden.has(index)));

@@ -9,7 +9,17 @@ from functools import cache
 import sample_study
 
 from autotune.records import Origin
-from autotune.results import ColdCheck, DriftPoint, Effect, NoiseInfo, Setting, StudyResults
+from autotune.results import (
+    ClientLateness,
+    ColdCheck,
+    DriftPoint,
+    Effect,
+    NoiseInfo,
+    Prediction,
+    RobustnessPoint,
+    Setting,
+    StudyResults,
+)
 from ppas_core.policy import PolicyParams
 
 HOSTILE = "</script><script>window.pwned=1</script><img src=x onerror='window.pwned=1'>%{x}<b>&lt;"
@@ -89,7 +99,47 @@ def live(**update: object) -> StudyResults:
         for n, c, r in ((8, 1.2, None), (16, None, "2 of 40 requests failed: timeout"), (24, -8.4, None))
     ]
     cold = ColdCheck(metric="mean_latency_s", num_traces=4, change_pct=2.34, reason="2.3 % above hot")
-    return _changed(**{"origin": Origin.LIVE, "noise": [noise], "drift": drift, "cold": cold, **update})
+    client = ClientLateness(p50_s=0.0004, p99_s=0.0031, max_s=0.006, repeated=0)
+    trials = [t.model_copy(update={"client": client}) for t in _small().trials]
+    trials[3] = trials[3].model_copy(update={"client": client.model_copy(update={"p99_s": 0.0042, "repeated": 1})})
+    known = {"origin": Origin.LIVE, "noise": [noise], "drift": drift, "cold": cold, "trials": trials}
+    return _changed(**{**known, **update})
+
+
+def foretold() -> StudyResults:
+    """A live study with a simulator beside it: predictions, a trial that was raced off, maps, and other rates."""
+    small = live()
+    trials = [
+        t.model_copy(
+            update={"predicted": {m: ratio * (1 + 0.02 * math.sin(t.number)) for m, ratio in t.objectives.items()}}
+        )
+        for t in small.trials
+    ]
+    trials[10] = trials[10].model_copy(update={"state": "stopped", "reason": "behind by 9 % after 2 of 6 traces"})
+    trials[11] = trials[11].model_copy(update={"arm": "predicted"})
+    beside = {
+        "trials": trials,
+        "prediction": Prediction(
+            profile="calibrated-on-this-server", source="calibrated", settings=1200, sweep_s=14.2, num_trials=9,
+            error_pct=1.4, concordance=0.94, rank_correlation=0.91, verdict="trusted",
+            sentence="The simulator ranks 94 % of the pairs of trials rightly, so its proposals were tried first.",
+        ),
+        "maps": [
+            small.landscape.model_copy(update={"fixed": {"n_th": n_th, "t_large": t_large, "scope": "prefill"}})
+            for n_th in (2, 3)
+            for t_large in (None, 49152)
+        ],
+        "robustness": [
+            RobustnessPoint(
+                rate_factor=factor, origin=Origin.SIMULATED, overall={"mean_latency_s": gain, "p95_latency_s": gain / 2},
+                regimes={"λ=0.4": {"mean_latency_s": gain - 1}, "λ=1.2": {"mean_latency_s": gain + 1}},
+                saturated=["λ=1.2"] if factor > 1 else [],
+            )
+            for factor, gain in ((0.7, 3.1), (1.0, 7.9), (1.3, 5.5))
+        ],
+        "saturated": ["λ=1.2"],
+    }  # fmt: skip
+    return small.model_copy(update=beside)
 
 
 def static_pick(*, exported_role: str = "tuned") -> StudyResults:
@@ -198,6 +248,29 @@ def hostile() -> StudyResults:
             "provenance": {HOSTILE: HOSTILE, "command": HOSTILE, "deep": {HOSTILE: [HOSTILE]}},
             "space": {HOSTILE: HOSTILE},
             "traces": [t.model_copy(update={"name": HOSTILE, "digest": HOSTILE}) for t in study.traces],
+            "timeline": study.timeline.model_copy(
+                update={
+                    "trace": HOSTILE,
+                    "why": HOSTILE,
+                    "branches": [HOSTILE, "pressure", HOSTILE],
+                    "lanes": [
+                        lane.model_copy(update={"role": lane.role if i == 0 else HOSTILE, "setting": evil})
+                        for i, lane in enumerate(study.timeline.lanes)
+                    ],
+                }
+            ),
+            "maps": [study.landscape.model_copy(update={"fixed": {HOSTILE: HOSTILE}})],
+            "robustness": [
+                RobustnessPoint(
+                    rate_factor=f,
+                    origin=study.origin,
+                    overall={HOSTILE: f, "mean_latency_s": f},
+                    regimes={HOSTILE: {"mean_latency_s": f}, "λ=1.2": {"mean_latency_s": f}},
+                    saturated=[HOSTILE],
+                )
+                for f in (0.7, 1.3)
+            ],
+            "saturated": [HOSTILE],
             "landscape": study.landscape.model_copy(update={"fixed": {HOSTILE: HOSTILE}}),
         }
     )
@@ -218,6 +291,20 @@ def _three_objectives() -> StudyResults:
         for t in study.trials
     ]
     return study.model_copy(update={"objectives": [*study.objectives, third], "trials": trials})
+
+
+def _thinned() -> StudyResults:
+    study = _small()
+    lanes = [lane.model_copy(update={"thinned": True}) for lane in study.timeline.lanes]
+    return study.model_copy(update={"timeline": study.timeline.model_copy(update={"lanes": lanes[:1]})})
+
+
+def _unlike_traces() -> StudyResults:
+    """One trace in each regime: nothing to draw from; and trials that know no trace at all."""
+    study = _small()
+    kept = [t for t in study.traces if t.purpose == "held-out" or t.seed == 0]
+    trials = [t.model_copy(update={"by_trace": {} if t.number % 2 else t.by_trace}) for t in study.trials]
+    return study.model_copy(update={"traces": kept, "trials": trials})
 
 
 ODD: dict[str, Callable[[], StudyResults]] = {
@@ -250,6 +337,7 @@ ODD: dict[str, Callable[[], StudyResults]] = {
         ],
     ),
     "measured live": live,
+    "a simulator beside a live study": foretold,
     "live, nothing measured again": lambda: live(noise=[], drift=[], cold=None),
     "live, measured in vain": lambda: live(
         drift=[DriftPoint(after_trial=8, change_pct=None, reason="timeout")],
@@ -259,5 +347,8 @@ ODD: dict[str, Callable[[], StudyResults]] = {
     "a static budget is exported": static_exported,
     "no clear winner": kept,
     "the pick is the reference": unchanged,
+    "no steps were recorded": lambda: _changed(timeline=None),
+    "a lane alone, thinned": _thinned,
+    "one trace in each regime": _unlike_traces,
     "markup everywhere": hostile,
 }

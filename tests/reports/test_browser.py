@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ import odd_studies
 import pytest
 import sample_study
 
+from reports.compare import write_comparison
 from reports.html import write_report
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the browser tests need the package playwright")
@@ -21,7 +21,7 @@ FLAGS = (
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 )  # fmt: skip
-FIGURES = 10
+FIGURES = 11
 BEYOND = (
     "(id => { const box = document.querySelector(`[data-table=${id}] .scroll`), edge = box.getBoundingClientRect().right;"
     " return [...box.querySelectorAll('thead th')].filter(h => h.getBoundingClientRect().right > edge + 12).length; })"
@@ -32,6 +32,16 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine; scripts/install_browser.sh installs one"),
 ]
+
+
+SCREENSHOTS = Path(__file__).parents[2] / "dist" / "screenshots"
+"""Where the pictures of a run stay, to be looked at; git ignores the folder."""
+
+
+def keep(page, name: str) -> None:
+    """A picture of the whole page as it is now."""
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=SCREENSHOTS / f"{name}.png", full_page=True)
 
 
 class Opened:
@@ -117,15 +127,19 @@ def test_the_page_fits_a_phone_and_a_desktop_in_both_themes(browser, report):
         )
         opened.wait()
         assert opened.overflow() == 0
-        if kept := os.environ.get("PPAS_SCREENSHOTS"):
-            page.screenshot(path=Path(kept) / f"report-{width}-{scheme}.png", full_page=True)
+        keep(page, f"report-{width}-{scheme}")
     assert opened.complaints == []
     page.close()
 
 
-@pytest.mark.parametrize("make", [odd_studies.live, odd_studies.static_exported])
-def test_axe_finds_nothing_serious_on_a_live_and_on_a_simulated_report(browser, tmp_path, make):
-    write_report(make(warnings=["a warning"]) if make is odd_studies.live else make(), tmp_path / "report.html")
+@pytest.mark.parametrize("kind", ["live", "simulated", "compared"])
+def test_axe_finds_nothing_serious_on_any_kind_of_report(browser, tmp_path, kind):
+    if kind == "compared":
+        write_comparison([odd_studies.foretold(), odd_studies.static_exported()], tmp_path / "report.html")
+    else:
+        write_report(
+            odd_studies.foretold() if kind == "live" else odd_studies.static_exported(), tmp_path / "report.html"
+        )
     page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="light")
     opened = Opened(page, tmp_path / "report.html")
     for width, scheme in ((1440, "light"), (1440, "dark"), (390, "dark"), (390, "light")):
@@ -136,6 +150,9 @@ def test_axe_finds_nothing_serious_on_a_live_and_on_a_simulated_report(browser, 
         grave = [v for v in found if v["impact"] in ("serious", "critical")]
         told = [(v["id"], v["help"], [node["html"][:120] for node in v["nodes"][:3]]) for v in grave]
         assert told == [], (width, scheme)
+        assert opened.overflow() == 0
+        keep(page, f"{kind}-{width}-{scheme}")
+    assert opened.complaints == []
     page.close()
 
 
@@ -156,6 +173,88 @@ def test_a_live_report_draws_the_drift_and_says_measured(browser, live_report):
     page.locator("nav a", has_text="Quality").click()
     until(page, "document.querySelector('#quality').getBoundingClientRect().top < 200")
     assert opened.complaints == []
+    page.close()
+
+
+def test_a_simulator_beside_a_live_study_draws_its_forecast_its_maps_and_other_rates(browser, tmp_path):
+    study = odd_studies.foretold()
+    write_report(study, tmp_path / "report.html")
+    page = browser.new_page(viewport={"width": 1440, "height": 900})
+    opened = Opened(page, tmp_path / "report.html")
+    assert page.locator(DRAWN).count() == FIGURES + 4
+    ok = [t for t in study.trials if t.state == "ok"]
+    assert page.locator("#fig-prediction .scatterlayer .point").count() == len(ok) + 1  # and the ring about the pick
+    page.locator("#fig-maps input[type=radio]").nth(1).check(force=True)
+    until(page, "document.querySelector('#fig-maps .heatmaplayer image, #fig-maps .heatmaplayer path') !== null")
+    assert page.locator("#fig-robustness .scatterlayer .trace").count() == 3
+    assert page.locator("#fig-front .legend button", has_text="Stopped early").count() == 1
+    assert opened.complaints == []
+    page.close()
+
+
+def test_the_time_line_shows_the_policy_act_and_its_close_up_single_steps(opened):
+    page = opened.page
+    chart = page.locator("#fig-timeline")
+    chart.scroll_into_view_if_needed()
+    titles = page.locator("#fig-timeline .annotation-text").all_text_contents()
+    assert [title.split(" ")[0] for title in titles] == ["Tuned", "Paper"]
+    assert "budget cut in" in titles[0]
+    before = page.evaluate("document.querySelector('#fig-timeline .js-plotly-plot').layout.xaxis.range.join()")
+    chart.locator(".switch input").nth(3).check(force=True)
+    until(page, f"document.querySelector('#fig-timeline .js-plotly-plot').layout.xaxis.range.join() !== '{before}'")
+    box = page.evaluate(
+        "(() => { const p = document.querySelector('#fig-timeline .js-plotly-plot'), l = p._fullLayout,"
+        " b = p.getBoundingClientRect(), t = p._fullData.find(d => d.yaxis === 'y3' && d.marker && d.marker.opacity === 0);"
+        " const x = t.x[Math.floor(t.x.length / 2)];"
+        " return [b.left + l.xaxis._offset + l.xaxis.d2p(x), b.top + l.yaxis3._offset + l.yaxis3._length / 2]; })()"
+    )
+    page.mouse.move(box[0] - 4, box[1])
+    page.mouse.move(box[0], box[1], steps=3)
+    hover = page.locator("#fig-timeline .hoverlayer .hovertext").first
+    hover.wait_for()
+    text = page.locator("#fig-timeline .hoverlayer").text_content()
+    assert "budget " in text
+    assert "running" in text
+    cut = chart.locator(".legend button", has_text="Budget cut: prefill pressure")
+    count = "[...document.querySelectorAll('#fig-timeline .js-plotly-plot')][0]._fullData.filter(t => t.visible === true).length"
+    shown = page.evaluate(count)
+    cut.click()
+    until(page, f"({count}) === {shown} - 4")  # allowed and used, in both lanes
+    cut.click()
+    until(page, f"({count}) === {shown}")
+    assert opened.complaints == []
+
+
+def test_the_front_s_ellipses_and_the_chance_in_the_table_agree(opened):
+    page = opened.page
+    assert page.locator("#fig-front .legend button", has_text="Pick, 95% interval").count() == 1
+    head = page.locator("#table-trials thead th", has_text="On the front")
+    head.locator("button").click()
+    head.locator("button").click()
+    first = page.locator("#table-trials tbody tr").first.locator("td").nth(4).inner_text()
+    assert first.endswith("%")
+    assert int(first.replace("●", "").replace("%", "").strip()) > 20
+
+
+def test_several_studies_draw_on_one_page_and_their_choices_work(browser, tmp_path):
+    write_comparison(
+        [sample_study.build(num_search=12, num_random=0), odd_studies.foretold(), odd_studies.hostile()],
+        tmp_path / "compare.html",
+    )
+    page = browser.new_page(viewport={"width": 1440, "height": 900}, color_scheme="light")
+    opened = Opened(page, tmp_path / "compare.html")
+    assert page.locator(DRAWN).count() == 4
+    assert page.locator("#fig-effects .scatterlayer .point").count() == 3
+    page.locator("#fig-effects input[type=radio]").nth(1).check(force=True)
+    page.locator("#fig-effects select").select_option(label="Mean TPOT")
+    until(page, "document.querySelector('#fig-effects .xtitle').textContent === 'Gain in mean TPOT, %'")
+    assert page.locator(".study").count() == 3
+    assert page.evaluate("window.pwned") is None
+    page.set_viewport_size({"width": 390, "height": 900})
+    opened.wait()
+    assert opened.overflow() == 0
+    assert opened.complaints == []
+    assert [url for url in opened.requests if not url.startswith("data:")] == [(tmp_path / "compare.html").as_uri()]
     page.close()
 
 

@@ -26,11 +26,13 @@ PANELS = [
     "requests",
     "differences",
     "branches",
+    "timeline",
     "convergence",
     "importance",
     "slices",
     "landscape",
 ]
+SOMETIMES = ("drift", "prediction", "maps", "robustness")
 VOID = {"meta", "link", "img", "br", "input", "hr", "line", "path", "circle"}
 
 
@@ -113,6 +115,7 @@ def test_every_figure_has_a_heading_a_caption_and_a_text_alternative(page, study
         "requests",
         "differences",
         "branches",
+        "timeline",
         "convergence",
         "importance",
         "slices",
@@ -212,7 +215,7 @@ def test_plotly_is_in_the_file_once(page):
 def test_an_odd_study_still_makes_a_whole_report(name):
     page, shown = odd(name)
     assert page.open == []
-    assert sum(t == "figure" for t, _ in page.tags) == len(shown) == len(PANELS) + ("drift" in shown)
+    assert sum(t == "figure" for t, _ in page.tags) == len(shown) == len(PANELS) + sum(p in shown for p in SOMETIMES)
     for panel in shown.values():
         for variant in panel.variants.values():
             if isinstance(variant, Missing):
@@ -285,9 +288,9 @@ def test_three_hundred_trials_and_thousands_of_requests_stay_under_six_megabytes
     study = sample_study.build(num_search=150, num_random=142, requests=400)
     assert len(study.trials) == 300
     write_report(odd_studies.live(), tmp_path / "warm.html")
-    begun = time.perf_counter()
+    begun = time.process_time()  # of one thread: what it takes on a free core
     write_report(study, tmp_path / "report.html")
-    assert time.perf_counter() - begun < 5
+    assert time.process_time() - begun < 5
     assert (tmp_path / "report.html").stat().st_size < 6_000_000
 
 
