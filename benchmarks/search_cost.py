@@ -46,7 +46,7 @@ TRIALS = 40
 SHOWN = (0, 5, 10, 20, 40)
 GUIDED = ("calibrated", "off-25", "off-100")
 SAMPLERS = ("random", "tpe", "gp", "nsga2")
-TRUE_STEPS, GUIDE_STEPS = 400_000_000, 40_000_000
+TRUE_CHUNKS, GUIDE_CHUNKS = 2_000_000_000, 100_000_000
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class Bench:
         self.space: Space = load_space(case.space)
         self.traces = case.traces()
         self.truth = forecast(
-            self.profile, self.space, self.traces, REFERENCE, (METRIC,), also=KNOWN, most_steps=TRUE_STEPS
+            self.profile, self.space, self.traces, REFERENCE, (METRIC,), also=KNOWN, most_chunks=TRUE_CHUNKS
         )
         self.best = float(self.truth.ratios[METRIC].min())
         runs = [self.means(REFERENCE, 10**6 + seed) for seed in range(8)]
@@ -104,7 +104,7 @@ class Bench:
     def guide(self, arm: str, seed: int) -> Guide:
         profile = self._profile(arm, seed)
         found: Forecast = forecast(
-            profile, self.space, self.traces, REFERENCE, (METRIC,), also=KNOWN, most_steps=GUIDE_STEPS
+            profile, self.space, self.traces, REFERENCE, (METRIC,), also=KNOWN, most_chunks=GUIDE_CHUNKS
         )
         noise = max(self.noise, 1e-4)
         return Guide(found, self.space, (METRIC,), known=KNOWN, noise=noise, visible=3 * math.sqrt(2) * noise)

@@ -1,7 +1,7 @@
 """What the simulator says of every setting of a space, on all tuning traces at once.
 
 A simulated replay costs some microseconds, so a space is swept whole where that takes half a minute or less, and on an
-even grid of it where it would take longer. The bound counts simulated steps, not seconds: the same study is swept
+even grid of it where it would take longer. The bound counts scheduled chunks, not seconds: the same study is swept
 alike on every machine.
 """
 
@@ -26,14 +26,16 @@ from search_spaces.knobs import thin
 from search_spaces.space import Space
 from traces.format import OPEN_LOOP, Trace
 
-SWEEP_STEPS: Final = 400_000_000
-"""Most scheduler steps that a sweep may simulate: half a minute on one core at 15 million a second."""
+SWEEP_CHUNKS: Final = 1_000_000_000
+"""Most chunks (a decode, or a stretch of a prompt) that a sweep may schedule: half a minute on one core at 25 ns each."""
+_CHUNK_TOKENS: Final = 2048
+"""Prompt tokens that count as one chunk."""
 _SLOW: Final = 20
 """By how much a sweep is shortened where a metric must be computed replay by replay."""
 MAP_POINTS: Final = 16
 """Values per axis of a map."""
-_TRIED: Final = 12
-"""Settings replayed to learn how many steps one takes."""
+_LEAST: Final = 12
+"""Settings swept in any case."""
 _TICK: Final = 256
 """Settings between two reports of progress."""
 
@@ -113,20 +115,19 @@ def forecast(
     *,
     also: Sequence[PolicyParams] = (),
     limits: Limits = metrics.NO_LIMITS,
-    most_steps: int = SWEEP_STEPS,
+    most_chunks: int = SWEEP_CHUNKS,
     advance: Callable[[int], None] | None = None,
 ) -> Forecast:
     """Sweeps `space` and the settings `also` (with the reference) on `profile`.
 
-    names: metrics to predict. most_steps: beyond it the space is thinned to an even grid. advance: told how many more
+    names: metrics to predict. most_chunks: beyond it the space is thinned to an even grid. advance: told how many more
     settings are done. Raises InvalidInput when a request can never be served on the profile.
     """
     started = time.perf_counter()
     predict = Predictor(profile, traces, names, limits, reference)
     known = dict.fromkeys([reference, *also])
-    tried = list(space.grid(_TRIED))
-    each = sum(map(predict.steps, tried)) / len(tried)
-    known.update(dict.fromkeys(space.grid(max(_TRIED, min(space.size(), int(most_steps / each))))))
+    points = min(space.size(), int(most_chunks / predict.chunks))
+    known.update(dict.fromkeys(space.grid(max(_LEAST, points))))
     settings = tuple(known)
     table = np.empty((len(names), len(settings), len(traces)))
     for place, params in enumerate(settings):
@@ -166,10 +167,12 @@ class Predictor:
         self._one_by_one = SimulatedEvaluator(profile)
         self.base = self(reference)
 
-    def steps(self, params: PolicyParams) -> float:
-        """Scheduler steps of one setting on all traces, or what it costs as much as."""
-        steps = int(simulate_many(params, self._batch, self._profile).branch_steps.sum())
-        return float(steps if self._packed else _SLOW * steps)
+    @property
+    def chunks(self) -> float:
+        """Chunks that one setting schedules on all traces, about; what a replay costs grows with them."""
+        batch = self._batch
+        chunks = float(batch.output_tokens.sum() + batch.prompt_tokens.sum() / _CHUNK_TOKENS)
+        return chunks if self._packed else _SLOW * chunks
 
     def __call__(self, params: PolicyParams) -> FloatArray:
         """The metrics of `params`. Raises InvalidInput when a request can never be served on the profile."""

@@ -75,13 +75,13 @@ def test_a_setting_beside_the_grid_is_simulated_when_asked_for(found: Forecast, 
 
 
 def test_a_space_too_large_for_its_bound_is_thinned_alike_every_time(space: Space, truth: Profile) -> None:
-    thinned = [forecast(truth, space, TRACES, REFERENCE, NAMES[:1], most_steps=60_000) for _ in range(2)]
+    thinned = [forecast(truth, space, TRACES, REFERENCE, NAMES[:1], most_chunks=100_000) for _ in range(2)]
     assert 12 <= len(thinned[0].settings) < space.size() / 2
     assert thinned[0].settings == thinned[1].settings
 
 
 def test_a_metric_that_is_not_per_request_is_swept_too(space: Space, truth: Profile) -> None:
-    found = forecast(truth, space, TRACES[:1], REFERENCE, ("makespan_s",), most_steps=40_000)
+    found = forecast(truth, space, TRACES[:1], REFERENCE, ("makespan_s",), most_chunks=60_000)
     server = SimulatedEvaluator(truth)
     for params in found.settings[:5]:
         means, base = (
