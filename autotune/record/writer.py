@@ -19,7 +19,7 @@ from autotune.record import hashes, journal
 from autotune.record.exchange import Exchange, Finding, read_exchange
 from autotune.record.requests import CHAT, COMPLETIONS
 from autotune.replay import frames
-from ppas_core.errors import PpasError
+from ppas_core.errors import NoResult, PpasError
 from traces.format import write_trace
 
 JOB: Final = "job"
@@ -88,12 +88,16 @@ class Writer:
         if self._texts is not None:
             self._texts.close()
         output = Path(self._job["output"])
-        made = journal.assemble(
-            self._journal_path,
-            name=self._job["name"],
-            regime=self._job["regime"],
-            facts={"salt": self._job["salt_kept"], **facts},
-        )
+        try:
+            made = journal.assemble(
+                self._journal_path,
+                name=self._job["name"],
+                regime=self._job["regime"],
+                facts={"salt": self._job["salt_kept"], **facts},
+            )
+        except NoResult:
+            self._journal_path.unlink()  # nothing in it is worth a recovery
+            raise
         write_trace(made.trace, output)
         self._journal_path.unlink()
         return {

@@ -118,6 +118,7 @@ def test_a_server_that_is_not_there_is_a_bad_gateway_in_words(record: Record) ->
     assert "no answer from the server" in json.loads(found.body)["error"]["message"]
     with pytest.raises(NoResult, match="1 no answer from the server"):
         recording.end()
+    assert list(recording.output.parent.iterdir()) == []
 
 
 def test_a_large_body_announced_with_a_question_passes(serve: Serve, record: Record) -> None:
