@@ -16,6 +16,8 @@ HELD_FACTOR: Final = 2.0
 FIRM: Final = 0.15
 """Relative uncertainty up to which a coefficient is called identified."""
 LOOSE: Final = 0.5
+LEAST_NOISE: Final = 0.02
+"""No run of a real server is trusted further than this: about 1.2 % on each of its figures."""
 
 
 def measured_range(runs: Sequence[FitRun]) -> dict[str, list[float]]:
@@ -30,6 +32,11 @@ def measured_range(runs: Sequence[FitRun]) -> dict[str, list[float]]:
     }
 
 
+def run_noise(cost: float, num_runs: int) -> float:
+    """Standard deviation of what the fit leaves of one run, all its weighted figures together; at least LEAST_NOISE."""
+    return max(math.sqrt(2 * cost / num_runs), LEAST_NOISE)
+
+
 def identifiability(
     runs: Sequence[FitRun], values: Mapping[str, float], cost: float, held: Mapping[str, tuple[float, float]]
 ) -> dict[str, Any]:
@@ -39,7 +46,7 @@ def identifiability(
     at 1 / HELD_FACTOR and at HELD_FACTOR times its value. The figures of one run rise and fall together, so a run counts
     as one observation; its noise is what the fit leaves.
     """
-    noise = 2 * max(cost, 1e-12) / len(runs)
+    noise = run_noise(cost, len(runs)) ** 2
     doubt: dict[str, float] = {}
     for name, costs in held.items():
         gain = 2 * max(min(costs) - cost, 0.0) / noise  # squared standard deviations, on the side that costs less

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from autotune.fit_notes import HELD_FACTOR, identifiability, measured_range
+from autotune.fit_notes import HELD_FACTOR, identifiability, measured_range, run_noise
 from autotune.fit_priors import COEFFICIENTS, RAMP, Prior, prior_of
 from autotune.progress import Progress, Silent
 from autotune.runlogs.model import METRICS
@@ -34,7 +34,8 @@ WEIGHTS: Final = np.array([1.0, 0.7, 0.7, 0.5, 0.5, 0.3, 0.3])
 SOFTNESS: Final = 0.05
 """Relative residual from which a run counts less than quadratically: single published runs stray by up to 41 %."""
 PRIOR_WEIGHT: Final = 0.05
-"""Residual of a coefficient that lies one prior standard deviation off, in units of relative error."""
+"""Residual of a coefficient that lies one prior standard deviation off, in units of relative error. Where the runs turn
+out to be less noisy than that, their noise takes its place, so that the prior counts as one run does."""
 _SPEEDS: Final = np.exp(np.linspace(np.log(1 / 12), np.log(12), 15))
 _POOL_FACTORS: Final = (0.4, 0.6, 0.8, 1.25, 1.6, 2.5)
 _CLEAR: Final = {"num_kv_blocks": 0.97, "pipeline_depth": 0.85}
@@ -88,6 +89,7 @@ class Problem:
         self.prior = prior
         self.deadline_s = deadline_s
         self.progress = progress or Silent()
+        self.prior_weight = PRIOR_WEIGHT
         self.held: dict[str, float] = {}
         """Coefficients that a search leaves alone, by name."""
 
@@ -106,7 +108,7 @@ class Problem:
         error[~np.isfinite(error)] = 0.0
         soft = np.sign(error) * SOFTNESS * np.sqrt(2 * (np.sqrt(1 + (error / SOFTNESS) ** 2) - 1))
         spread = np.array([self.prior.spread[name] for name in names])
-        pull = PRIOR_WEIGHT * (values - np.array(self.prior.log_centre(names))) / spread
+        pull = self.prior_weight * (values - np.array(self.prior.log_centre(names))) / spread
         return np.concatenate([(soft * WEIGHTS).ravel(), pull])
 
     def cost(self, names: tuple[str, ...], values: Floats) -> float:
@@ -117,8 +119,14 @@ class Problem:
         """As `cost`, without the pull to the prior."""
         return float(0.5 * np.sum(self.residuals(names, values)[: len(self.fleet.runs) * len(METRICS)] ** 2))
 
-    def search(self, names: tuple[str, ...], starts: Sequence[Floats], evaluations: int = 30) -> _Best:
-        """The best coefficients from any of `starts`, or the best met until the deadline."""
+    def search(
+        self, names: tuple[str, ...], starts: Sequence[Floats], evaluations: int = 30, diff_step: float = 2e-2
+    ) -> _Best:
+        """The best coefficients from any of `starts`, or the best met until the deadline.
+
+        diff_step: relative step of the derivatives. Simulated figures jump where the order of steps changes; too small
+            a step sees the jumps, too large a one not the slope.
+        """
         best = _Best(starts[0])
         bounds = (np.log(1e-13), np.log(1e6))
 
@@ -137,7 +145,7 @@ class Problem:
                     watched,
                     np.clip(start, *bounds),
                     bounds=bounds,
-                    diff_step=np.full(len(names), 5e-3),
+                    diff_step=np.full(len(names), diff_step),
                     max_nfev=evaluations,
                     x_scale=0.3,
                 )
@@ -185,6 +193,8 @@ def fit_runs(
         progress.advance(f"{label}: left-out error {found[label][2]['mean']:.2%}")
     kept = min(found, key=lambda label: found[label][2]["mean"])
     names, best, _ = found[kept]
+    problem.prior_weight = min(PRIOR_WEIGHT, run_noise(problem.data_cost(names, best.values), len(runs)))
+    best = _polished(problem, names, best.values)
     best, tried = _server_facts(problem, names, best, server)
     if not np.isfinite(best.cost) or _mean_error(problem, names, best.values) > 1.0:
         raise NoResult("no step costs come within 100 % of these runs: are they of one server, and the settings right?")
@@ -198,7 +208,7 @@ def fit_runs(
         "kept_form": kept,
         "left_out_error": {label: entry[2] for label, entry in found.items()},
         "assumed": assumed | {key: value for key, value in tried.items() if value},
-        "prior": {"source": prior.source, "weight": PRIOR_WEIGHT}
+        "prior": {"source": prior.source, "weight": round(problem.prior_weight, 4)}
         | {key: {"value": prior.centre[key], "sd_of_log": prior.spread[key]} for key in names},
         "measured_range": measured_range(runs),
         "identified": identifiability(
@@ -325,6 +335,13 @@ def _starts(prior: Prior, names: tuple[str, ...], count: int, rng: np.random.Gen
     centre = np.array(prior.log_centre(names))
     spread = np.array([prior.spread[name] for name in names])
     return [centre] + [centre + 0.5 * spread * rng.standard_normal(len(names)) for _ in range(max(count, 1) - 1)]
+
+
+def _polished(problem: Problem, names: tuple[str, ...], values: Floats) -> _Best:
+    """The best near `values`, with derivatives over wide and narrow steps in turn: either alone gets stuck."""
+    for diff_step in (6e-2, 5e-3, 2e-2):
+        values = problem.search(names, [values], evaluations=10, diff_step=diff_step).values
+    return _Best(values, problem.cost(names, values))
 
 
 def _server_facts(
