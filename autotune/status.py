@@ -18,9 +18,8 @@ from typing import Any, Final, Literal
 from autotune import aggregate, choose
 from autotune.heartbeat import FILE, SEARCH_STAGE, process_start
 from autotune.results import StudyResults
-from autotune.runfolder import RunFolder, existing_run
-from autotune.spec import StudySpec, TraceFiles
-from ppas_core.errors import PpasError
+from autotune.spec import StudySpec, TraceFiles, load_spec
+from ppas_core.errors import InvalidInput, PpasError
 from ppas_core.plain_json import finite, load_json
 from ppas_core.policy import PolicyParams
 
@@ -34,7 +33,12 @@ _NO_RESULT_YET: Final = "nothing measured yet"
 
 @dataclass(frozen=True, slots=True)
 class TrialLine:
-    """One measured setting. gain_pct: over the reference on the preferred objectives, positive is better."""
+    """One measured setting.
+
+    gain_pct: over the reference on the preferred objectives, positive is better; None for a failed or stopped trial.
+    reason: of a failure. stopped: why the last traces were left out. traces: how many it was measured on, 0 where its
+    record does not say.
+    """
 
     folder: str
     label: str
@@ -42,6 +46,8 @@ class TrialLine:
     objectives_pct: dict[str, float]
     duration_s: float | None
     reason: str | None
+    stopped: str | None = None
+    traces: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +56,9 @@ class RunStatus:
 
     stage, stage_done, stage_total, note: what the process that works there last said; empty where none ever did.
     trials_total: settings of the search, None where that is not known yet.
-    failures: reason to number of trials. eta_s: seconds to the end of the run, stage_eta_s: of the stage; from measured
-    durations, None before there are any. verdict: what can be said by now, in a sentence.
+    failures: reason to number of trials. trials_stopped: given up before their last trace.
+    eta_s: seconds to the end of the run, stage_eta_s: of the stage; from measured durations, None before there are any.
+    verdict: what can be said by now, in a sentence.
     """
 
     path: str
@@ -67,6 +74,7 @@ class RunStatus:
     trials_total: int | None
     best: TrialLine | None
     failures: dict[str, int]
+    trials_stopped: int
     stage_eta_s: float | None
     eta_s: float | None
     started_at: str | None
@@ -92,15 +100,19 @@ class Watch:
     """
 
     def __init__(self, path: Path) -> None:
-        self.folder: RunFolder = existing_run(path)
-        self.spec: StudySpec = self.folder.spec()
+        # Not by `runfolder`: that brings Optuna and the simulator, and a look at a folder should take no second.
+        if not (path / "identity.json").is_file():
+            raise InvalidInput(f"{path}: is not a run folder; `ppas tune STUDY.yaml` makes one under runs/")
+        self.path = path
+        self.spec: StudySpec = load_spec(path / "study.yaml")
+        self._results_file = path / "results.json"
         self._preferred = choose.preferred_metrics(self.spec.prefer, self.spec.objectives)
         self._lines: dict[str, TrialLine] = {}
         self._results: tuple[int, StudyResults] | None = None
 
     def status(self) -> RunStatus:
         """Where the run stands now."""
-        beat = _read_beat(self.folder.path / FILE)
+        beat = _read_beat(self.path / FILE)
         stages = _stages(beat)
         state = self._state(beat)
         current: dict[str, Any] = {"stage": "", "total": 0, "done": 0}
@@ -116,7 +128,7 @@ class Watch:
         total = next((stage["total"] for stage in reversed(stages) if stage["stage"] == SEARCH_STAGE), None)
         stage_eta_s = _number(beat.get("eta_s")) if state == "running" else None
         return RunStatus(
-            path=str(self.folder.path),
+            path=str(self.path),
             name=self.spec.name,
             backend=self.spec.backend,
             state=state,
@@ -129,6 +141,7 @@ class Watch:
             trials_total=total,
             best=best,
             failures=dict(Counter(line.reason for line in trials if line.reason is not None).most_common()),
+            trials_stopped=sum(line.stopped is not None for line in trials),
             stage_eta_s=stage_eta_s,
             eta_s=self._eta_s(str(current["stage"]), stage_eta_s, trials),
             started_at=beat.get("started_at"),
@@ -142,21 +155,21 @@ class Watch:
         alive = said == "running" and _is_alive(beat)
         if alive:
             return "running"
-        if _is_locked(self.folder.path / ".lock"):
+        if _is_locked(self.path / ".lock"):
             # Somebody works there: one whom this machine's process table does not show, or one who has said nothing yet.
             return "running" if said == "running" and process_start(int(beat["pid"])) is None else "starting"
         if said == "running":
             return "killed"
         if said in ("interrupted", "failed"):
             return "interrupted" if said == "interrupted" else "failed"
-        if self.folder.results.is_file():
+        if self._results_file.is_file():
             return "finished"
         return "finished" if said == "finished" and beat.get("command") == "sweep" else "stopped"
 
     def _measured(self, kind: str) -> list[TrialLine]:
         """The measured settings under `kind`, in the order of their numbers or names."""
         try:
-            folders = [entry.name for entry in (self.folder.path / kind).iterdir()]
+            folders = [entry.name for entry in (self.path / kind).iterdir()]
         except OSError:
             return []
         ordered = sorted(folders, key=lambda name: (int(name) if name.isdigit() else math.inf, name))
@@ -165,7 +178,7 @@ class Watch:
 
     def _line(self, folder: str) -> TrialLine | None:
         if folder not in self._lines:
-            target = self.folder.path / folder
+            target = self.path / folder
             try:
                 measured = load_json((target / "metrics.json").read_bytes())
                 params = PolicyParams.from_dict(load_json((target / "settings.json").read_bytes()))
@@ -177,7 +190,8 @@ class Watch:
 
     def _parsed(self, folder: str, params: PolicyParams, measured: Mapping[str, Any]) -> TrialLine:
         ratios = {str(name): float(ratio) for name, ratio in measured["objectives"].items() if ratio is not None}
-        complete = measured.get("reason") is None and all(name in ratios for name in self._preferred)
+        whole = measured.get("reason") is None and measured.get("stopped") is None
+        complete = whole and all(name in ratios for name in self._preferred)
         return TrialLine(
             folder=folder,
             label=params.label(),
@@ -185,6 +199,8 @@ class Watch:
             objectives_pct={name: aggregate.improvement_pct(ratio) for name, ratio in ratios.items()},
             duration_s=_number(measured.get("duration_s")),
             reason=measured.get("reason"),
+            stopped=measured.get("stopped"),
+            traces=len(measured.get("by_trace") or ()),
         )
 
     def _eta_s(self, stage: str, stage_eta_s: float | None, trials: list[TrialLine]) -> float | None:
@@ -198,17 +214,17 @@ class Watch:
         if budget_s is not None:
             stage_eta_s = min(stage_eta_s, max(0.0, budget_s - sum(took)))
         random_s = stage_eta_s + sum(took) if self.spec.random_arm else 0.0
-        tuning, held_out = self._trace_counts()
+        tuning, held_out = self._trace_counts(max(line.traces for line in trials))
         return stage_eta_s + random_s + sum(took) / len(took) / tuning * held_out * _FINALISTS
 
-    def _trace_counts(self) -> tuple[int, int]:
-        """Tuning and held-out traces; the run folder has a file for each."""
+    def _trace_counts(self, tuning: int) -> tuple[int, int]:
+        """Tuning and held-out traces; the run folder has a file for each. tuning: as the trials say, 0 if they do not."""
         spec = self.spec
-        if isinstance(spec.workload, TraceFiles):
-            return len(spec.workload.tuning), len(spec.workload.held_out)
-        files = max(1, len(list((self.folder.path / "traces").glob("*.jsonl"))))
-        tuning = files * len(spec.tuning_seeds) // (len(spec.tuning_seeds) + len(spec.held_out_seeds))
-        return max(1, tuning), max(1, files - tuning)
+        files = len(list((self.path / "traces").glob("*.jsonl")))
+        if not tuning and isinstance(spec.workload, TraceFiles):
+            tuning = len(spec.workload.tuning)
+        tuning = tuning or files * len(spec.tuning_seeds) // (len(spec.tuning_seeds) + len(spec.held_out_seeds)) or 1
+        return tuning, max(1, files - tuning)
 
     def _verdict(self, state: RunState, best: TrialLine | None) -> str:
         if state == "finished" and (results := self._finished()) is not None:
@@ -228,7 +244,7 @@ class Watch:
 
     def _visible_pct(self) -> float | None:
         try:
-            entries = load_json((self.folder.path / "references" / "noise.json").read_bytes())
+            entries = load_json((self.path / "references" / "noise.json").read_bytes())
             return max(float(entry["visible_pct"]) for entry in entries)
         except (OSError, ValueError, TypeError, KeyError):
             return None
@@ -236,9 +252,9 @@ class Watch:
     def _finished(self) -> StudyResults | None:
         """The results, read again only when their file changed; None where there are none that can be read."""
         try:
-            changed = self.folder.results.stat().st_mtime_ns
+            changed = self._results_file.stat().st_mtime_ns
             if self._results is None or self._results[0] != changed:
-                self._results = (changed, StudyResults.load(self.folder.results))
+                self._results = (changed, StudyResults.load(self._results_file))
         except (OSError, PpasError):
             return None
         return self._results[1] if self._results[1].comparisons else None

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, ParamSpec, TypeVar
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as RichProgress
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from autotune import interrupt, streams
@@ -159,6 +159,16 @@ def duration(seconds: float | None) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02} min"
 
 
+class _TwoLines(RichProgress):
+    """The bar, and below it the note of the newest task in the whole width: on one line they would crowd each other."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """The two lines."""
+        yield self.make_tasks_table(self.tasks)
+        if self.tasks and (note := self.tasks[-1].fields["note"]):
+            yield Text(visible(f"  {note}"), style="dim", no_wrap=True, overflow="ellipsis")
+
+
 class Bar:
     """A progress bar on stderr with what is done, what is left and a note.
 
@@ -169,13 +179,12 @@ class Bar:
 
     def __init__(self) -> None:
         self._live = err.is_terminal
-        self._bar = RichProgress(
+        self._bar = _TwoLines(
             TextColumn("{task.description}"),
             BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("ETA {task.fields[eta]}"),
-            TextColumn("[dim]{task.fields[note]}"),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            TimeElapsedColumn(table_column=Column(no_wrap=True)),
+            TextColumn("ETA {task.fields[eta]}", table_column=Column(no_wrap=True)),
             console=err,
             transient=False,
         )
@@ -203,7 +212,7 @@ class Bar:
         self._note = note or self._note
         self._pace.step()
         if self._task is not None:
-            self._bar.update(self._task, advance=1, note=escape(self._note), eta=duration(self._pace.eta_s))
+            self._bar.update(self._task, advance=1, note=self._note, eta=duration(self._pace.eta_s))
         elif not self._live and self._pace.elapsed_s - self._said_s >= self._EVERY_S:
             self._said_s = self._pace.elapsed_s
             left = f"about {duration(self._pace.eta_s)} left"

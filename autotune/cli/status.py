@@ -100,6 +100,8 @@ def _lines(found: RunStatus) -> list[tuple[str, str]]:
     if found.best is not None:
         lines.append(("best", escape(f"{found.best.label} {_gains(found.best)} ({found.best.folder})")))
     lines.append(("verdict", escape(found.verdict)))
+    if found.trials_stopped:
+        lines.append(("stopped", f"{found.trials_stopped} trials early, clearly behind the best"))
     for reason, number in list(found.failures.items())[:_REASONS_SHOWN]:
         lines.append(("failed", f"[yellow]{number} ×[/] {escape(reason)}"))
     if not found.is_over:
@@ -142,7 +144,7 @@ def _trials(lines: list[TrialLine]) -> Table:
             escape(line.label),
             gain,
             console.duration(line.duration_s),
-            escape(line.reason or ""),
+            escape(line.reason or line.stopped or ""),
             style=style,
         )
     return shown

@@ -184,6 +184,18 @@ def test_failures_are_counted_by_reason_and_have_no_gain(finished_run: Path, tmp
     assert "\x1b" not in shown
 
 
+def test_a_trial_that_was_stopped_early_is_no_failure_and_never_the_best(finished_run: Path, tmp_path: Path) -> None:
+    run = copy(finished_run, tmp_path)
+    file = run / "trials/5/metrics.json"
+    ratios = {"mean_latency_s": 0.01, "p95_latency_s": 0.01}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "stopped": "behind", "objectives": ratios}))
+    found = status_of(run)
+    assert (found.trials_stopped, found.failures, found.trials[5].gain_pct) == (1, {}, None)
+    assert found.best is not None
+    assert found.best.folder != "trials/5"
+    assert "1 trials early" in CliRunner().invoke(app, ["status", str(run)]).output
+
+
 def test_the_eta_keeps_within_the_time_budget(finished_run: Path, tmp_path: Path) -> None:
     run = copy(finished_run, tmp_path)
     (run / "results.json").unlink()

@@ -1,0 +1,191 @@
+"""`ppas init`: asked on a terminal or told by flags, it writes a commented study file that starts."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from terminal import on_a_terminal, plain
+from typer.testing import CliRunner
+
+from autotune.cli import app
+from autotune.plan import make_plan
+from autotune.spec import StudySpec, TraceFiles, load_spec
+from autotune.template import _MORE, _MORE_OF_SERVER, study_file
+from traces.format import Trace, TraceRequest, write_trace
+
+
+def init(*arguments: str) -> tuple[int, str]:
+    found = CliRunner().invoke(app, ["init", *arguments])
+    return found.exit_code, found.output
+
+
+@pytest.fixture(autouse=True)
+def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def trace(name: str) -> str:
+    write_trace(
+        Trace(name=name, requests=(TraceRequest(0, len(name), 2), TraceRequest(1, 20, 2))), Path(f"{name}.jsonl")
+    )
+    return f"{name}.jsonl"
+
+
+def test_without_a_terminal_the_defaults_make_a_study_that_starts() -> None:
+    code, output = init("mine.yaml")
+    assert (code, output) == (0, "wrote mine.yaml\nnext: ppas tune mine.yaml\n")
+    spec = load_spec(Path("mine.yaml"))
+    assert (spec.name, spec.backend, spec.space, spec.prefer) == ("mine", "simulator", "ppas", "mean")
+    assert make_plan(spec).tuning
+
+
+VLLM = ["--backend", "vllm", "--model", "Qwen/Qwen2.5-3B-Instruct"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--rates", "1,2.5", "--prompt-tokens", "4000", "--output-tokens", "8"], {
+            "workload": {"family": "rag-bursts", "rates_per_s": [1, 2.5], "prompt_tokens": 4000, "output_tokens": 8},
+        }),
+        (["--traffic", "heterogeneous", "--phases", "5:1", "--phases", "5:2", "--prompt-tokens", "99,999"], {
+            "workload": {
+                "family": "heterogeneous", "phases": ["5:1", "5:2"], "prompt_tokens": [99, 999], "output_tokens": [32, 256],
+            },
+        }),
+        ([*VLLM, "--server-flags", "--dtype bfloat16 --chat-template 'a b'", "--trials", "7"], {
+            "backend": "vllm",
+            "server": {
+                "model": "Qwen/Qwen2.5-3B-Instruct", "flags": ["--dtype", "bfloat16", "--chat-template", "a b"],
+            },
+            "trials": 7, "tuning_seeds": [0, 1], "held_out_seeds": [100, 101, 102],
+        }),
+        ([*VLLM, "--url", "http://127.0.0.1:8000", "--settings-file", "/run/ppas.json"], {
+            "server": {
+                "model": "Qwen/Qwen2.5-3B-Instruct", "url": "http://127.0.0.1:8000", "settings_file": "/run/ppas.json",
+            },
+        }),
+        (["--name", "n", "--space", "ppas-plus", "--prefer", "balanced", "--profile", "rtx5090-qwen2.5-0.5b"], {
+            "name": "n", "space": "ppas-plus", "prefer": "balanced", "profile": "rtx5090-qwen2.5-0.5b",
+        }),
+    ],
+)  # fmt: skip
+def test_every_answer_can_be_a_flag(arguments: list[str], expected: dict[str, object]) -> None:
+    code, output = init("mine.yaml", "--yes", *arguments)
+    assert code == 0, output
+    found = yaml.safe_load(Path("mine.yaml").read_text())
+    assert {key: found[key] for key in expected} == expected
+    load_spec(Path("mine.yaml"))
+
+
+def test_trace_files_are_named_as_the_study_file_sees_them() -> None:
+    code, output = init(
+        "studies/own.yaml", "--traffic", "files", "--tuning-trace", trace("a"), "--held-out-trace", trace("bb")
+    )
+    assert code == 0, output
+    workload = load_spec(Path("studies/own.yaml")).workload
+    assert workload == TraceFiles(family="files", tuning=("../a.jsonl",), held_out=("../bb.jsonl",))
+
+
+def test_every_key_is_explained_in_the_words_of_the_reference() -> None:
+    init("mine.yaml", *VLLM)
+    text = Path("mine.yaml").read_text()
+    for key in ("name", "backend", "server", "space", "workload", "prefer", "trials", "time_budget"):
+        assert f"# {StudySpec.model_fields[key].description}" in text or (
+            f"#   {StudySpec.model_fields[key].description}" in text
+        )
+    assert "# time_budget: 45m\n" in text
+
+
+def test_every_commented_key_can_be_switched_on() -> None:
+    answers = {
+        "name": "n", "backend": "vllm", "server": {"model": "m"}, "workload": {"family": "rag-bursts"}, "trials": 3,
+    }  # fmt: skip
+    text = study_file(answers, "ppas tune n.yaml")
+    for key in (*_MORE, *_MORE_OF_SERVER):
+        assert f"# {key}: " in text
+        text = text.replace(f"# {key}: ", f"{key}: ")
+    Path("n.yaml").write_text(text)
+    spec = load_spec(Path("n.yaml"))
+    assert spec.time_budget == "45m"
+    assert spec.server is not None
+    assert spec.server.request_timeout == "10m"
+
+
+def test_a_file_that_exists_is_never_overwritten() -> None:
+    Path("mine.yaml").write_text("name: precious\n")
+    Path("link.yaml").symlink_to("nowhere")
+    for name in ("mine.yaml", "link.yaml"):
+        code, output = init(name, "--yes")
+        assert (code, "exists already, and is not overwritten" in output) == (2, True)
+    assert Path("mine.yaml").read_text() == "name: precious\n"
+    assert not Path("nowhere").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--backend", "vllm"], "Nobody can be asked here: give --model"),
+        (["--traffic", "files"], "Nobody can be asked here: give --tuning-trace"),
+        (["--backend", "gpu"], "'gpu' is no answer; allowed: simulator, vllm"),
+        (["--traffic", "rag-burst"], "did you mean 'rag-bursts'"),
+        (["--model", "m"], "--model does not go with simulator"),
+        ([*VLLM, "--profile", "p"], "--profile does not go with vllm"),
+        ([*VLLM, "--settings-file", "f"], "--settings-file belongs to --url"),
+        ([*VLLM, "--url", "http://h", "--server-flags", "--dtype x"], "--server-flags does not go with --url"),
+        ([*VLLM, "--server-flags", "'"], "No closing quotation; quote it as for a shell"),
+        ([*VLLM, "--server-flags", "--port 8000"], "flag '--port' is set by the tuner"),
+        (["--phases", "1:1"], "--phases does not go with rag-bursts"),
+        (["--rates", "fast"], "'fast' are no numbers"),
+        (["--prompt-tokens", "many"], "'many' is no whole number"),
+        (["--prompt-tokens", "90000"], "serves at most 32768 tokens a request"),
+        (["--profile", "rtx9090"], "no profile or file 'rtx9090'"),
+        (["--space", "pas"], "pas"),
+        (["--name", "a/b"], "name is 'a/b'"),
+        (["--prefer", "p50"], "prefer is 'p50'"),
+        (["--traffic", "files", "--tuning-trace", "no.jsonl", "--held-out-trace", "no2.jsonl"], "no.jsonl: there is no such"),
+    ],
+)  # fmt: skip
+def test_an_answer_that_makes_no_study_is_refused_and_nothing_is_made(arguments: list[str], words: str) -> None:
+    code, output = init("new/mine.yaml", *arguments)
+    assert (code, words in output) == (2, True), output
+    assert list(Path().iterdir()) == []
+
+
+def test_json_tells_the_file_and_the_next_command_and_quiet_tells_nothing() -> None:
+    code, output = init("a.yaml", "--json", *VLLM)
+    found = json.loads(output)
+    assert (code, found["file"], found["next"]) == (0, "a.yaml", "ppas tune a.yaml")
+    assert "minutes" in found["notes"][-1], "what a live study will take"
+    assert init("b.yaml", "--quiet") == (0, "")
+
+
+def test_on_a_terminal_it_asks_and_asks_again_after_a_bad_answer() -> None:
+    code, screen = on_a_terminal(
+        ["init", "asked.yaml"],
+        [
+            ("Name of the study", b"\n"),
+            ("Where trials run", b"gpu\n"),
+            ("is no answer", b"simulator\n"),
+            ("Simulator profile", b"\n"),
+            ("Search space", b"\n"),
+            ("What arrives", b"rag-bursts\n"),
+            ("Burst rates", b"0.5,1\n"),
+            ("Prompt tokens", b"4000\n"),
+            ("Output tokens", b"\n"),
+            ("What decides", b"p95\n"),
+            ("Search trials", b"12\n"),
+        ],
+        cwd=Path.cwd(),
+    )
+    assert code == 0, screen
+    assert "wrote asked.yaml" in plain(screen)
+    spec = load_spec(Path("asked.yaml"))
+    assert (spec.name, spec.prefer, spec.trials) == ("asked", "p95", 12)
+
+
+def test_ctrl_c_while_it_asks_writes_nothing() -> None:
+    code, screen = on_a_terminal(["init", "asked.yaml"], [("Name of the study", b"\x03")], cwd=Path.cwd())
+    assert (code, "Nothing was written" in screen) == (130, True), screen
+    assert list(Path().iterdir()) == []
