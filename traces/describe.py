@@ -134,24 +134,29 @@ def _conversations(trace: Trace) -> dict[str, Any] | None:
 def _shared_prefix_tokens(trace: Trace) -> int:
     """Prompt tokens whose whole prefix an earlier request had: an unbounded prefix cache would hold them.
 
-    A partial last block is the beginning of the whole one, so as many of its tokens are known as were ever sent.
+    A partial last block is the beginning of the whole one, so as many of its tokens are known as were ever sent. A prefix
+    is told by a 64-bit hash over its blocks: a million long prompts have over twenty million of them.
     """
     if trace.block_size is None:
         return 0
-    places: dict[tuple[int, int], int] = {}  # (prefix before the block, block) to the prefix that ends with it, from 1
-    sent = [0]  # tokens of that prefix's last block that were sent
+    whole: set[int] = set()  # prefixes of which every block was sent whole
+    begun: dict[int, int] = {}  # tokens sent of the last block of prefixes that were only begun
     shared = 0
     for request in trace.requests:
         prefix, hit = 0, True
         left = request.prompt_tokens
         for block in request.block_hashes:
+            prefix = hash((prefix, block))
             tokens = min(trace.block_size, left)
             left -= tokens
-            prefix = places.setdefault((prefix, block), len(sent))
-            if prefix == len(sent):
-                sent.append(0)
+            known = trace.block_size if prefix in whole else begun.get(prefix, 0)
             if hit:
-                shared += min(tokens, sent[prefix])
-                hit = tokens <= sent[prefix]
-            sent[prefix] = max(sent[prefix], tokens)
+                shared += min(tokens, known)
+                hit = tokens <= known
+            if tokens > known:
+                if tokens == trace.block_size:
+                    whole.add(prefix)
+                    begun.pop(prefix, None)
+                else:
+                    begun[prefix] = tokens
     return shared
