@@ -34,7 +34,7 @@ def row(
         "workload_type": "rag",
         "num_requests": 15,
         "config_name": config,
-        "max_num_batched_tokens": 16384 if config.startswith("ppas") else int(config.split("_")[1]),
+        "max_num_batched_tokens": int(config.split("_")[1]) if config.startswith("mbt_") else 16384,
         "max_num_seqs": 256,
         **dict(zip(FIGURES, figures, strict=True)),
         "failed": 0,
