@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 from autotune import aggregate, metrics
@@ -26,13 +27,21 @@ _COLD_TRACES = 4
 """Held-out traces replayed on the cold server; it costs a start and need not be precise."""
 
 
+class FinalistFailed(NoResult):
+    """A setting that did well on the tuning traces cannot be measured on a held-out one; `params` is that setting."""
+
+    params: PolicyParams
+
+
 def replay_held_out(study: Measurement, finalists: dict[str, PolicyParams]) -> dict[str, list[Replay]]:
     """Role to replays on the held-out traces, in their order.
 
     The finalists take turns on every trace, forwards on one and backwards on the next (A B B A), so that a slow drift
     of the machine hits all alike. A simulated study also replays every static budget, for the picture. A live study
     keeps each finished replay, and a later process reads it back; other finalists are replayed anew, all of them, since
-    replays of different days do not pair. Raises NoResult when a finalist cannot be measured there.
+    replays of different days do not pair.
+
+    Raises FinalistFailed when one cannot be measured there, NoResult when that is the reference.
     """
     plan, progress = study.plan, study.progress
     roles = list(finalists)
@@ -45,7 +54,8 @@ def replay_held_out(study: Measurement, finalists: dict[str, PolicyParams]) -> d
         for role in roles if number % 2 == 0 else roles[::-1]:
             key = (finalists[role], trace.digest)
             if key not in measured:  # two roles may name the same setting
-                measured[key] = _kept_or_new(turns, number, finalists[role], trace, plan.evaluator.replay)
+                replay = partial(_kept_or_new, turns, number, finalists[role], trace, plan.evaluator.replay)
+                measured[key] = _usable(replay, finalists[role], plan.reference)
             replays[role].append(measured[key])
             progress.advance(f"{role}, {trace.name}")
     for params in others:
@@ -122,6 +132,19 @@ def check_cold(study: Measurement, exported: PolicyParams, hot: Sequence[Replay]
         change_pct=100 * change,
         reason=f"{label} on the cold server is {abs(100 * change):.1f} % {'above' if change > 0 else 'below'} hot",
     )
+
+
+def _usable(replay: Callable[[], Replay], params: PolicyParams, reference: PolicyParams) -> Replay:
+    try:
+        found = replay()
+        aggregate.regime_means([found], ())  # refuses one with failed requests
+        return found
+    except NoResult as error:
+        if error.stops_study or params == reference:
+            raise
+        failure = FinalistFailed(f"on held-out traces: {error}")
+        failure.params = params
+        raise failure from None
 
 
 _Replays = Callable[[PolicyParams, Trace], Replay]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -12,7 +12,7 @@ from autotune import choose, interrupt, landscape, metrics, pareto, provenance
 from autotune.compare import held_out_result
 from autotune.confirm import confirm
 from autotune.evaluate import Evaluator, SimulatedEvaluator
-from autotune.finalists import check_cold, compare_finalists, replay_held_out
+from autotune.finalists import FinalistFailed, check_cold, compare_finalists, replay_held_out
 from autotune.foresight.stage import foresee
 from autotune.measure import Measurement
 from autotune.plan import Plan
@@ -84,13 +84,20 @@ class _Tuner:
             random = self.searching.random(arm, sum(trial.arm in ("search", "predicted") for trial in measured))
         found = confirm(study, measured)
 
-        trials = self._list_trials(found, outside, random)
-        choice, pick, not_identified = self._choose(trials)
-        best_static = self._best_static(trials)
-        finalists = {"tuned": pick, plan.reference_role: plan.reference, "best static": best_static}
-        if plan.evaluator.origin is Origin.LIVE:
-            finalists |= self._runner_up(trials, set(finalists.values()))
-        held_out = replay_held_out(study, finalists)
+        while True:
+            trials = self._list_trials(found, outside, random)
+            choice, pick, not_identified = self._choose(trials)
+            best_static = self._best_static(trials)
+            finalists = {"tuned": pick, plan.reference_role: plan.reference, "best static": best_static}
+            if plan.evaluator.origin is Origin.LIVE:
+                finalists |= self._runner_up(trials, set(finalists.values()))
+            try:
+                held_out = replay_held_out(study, finalists)
+                break
+            except FinalistFailed as failure:  # it is out, and the others are chosen from again
+                out = {failure.params} & {trial.setting.to_params() for trial in trials}
+                out = out or {trials[choice.index].setting.to_params()}  # the pick, settled, is no trial of its own
+                found, outside = (_without(arm, out, str(failure)) for arm in (found, outside))
         comparisons = compare_finalists(study, held_out)
         role = choose.exported_role(*(comparison.verdict for comparison in comparisons[:3]))
         exported_role = plan.reference_role if role == "reference" else role
@@ -355,6 +362,16 @@ class _Tuner:
         if cold is not None and cold.change_pct is None:
             notes.append(f"the export could not be checked on a cold server: {cold.reason}")
         return notes
+
+
+def _without(trials: Sequence[SearchTrial], settings: Container[PolicyParams], reason: str) -> list[SearchTrial]:
+    """`trials`, with those of `settings` failed for `reason`."""
+    return [
+        replace(trial, outcome=replace(trial.outcome, objectives={}, regimes={}, reason=reason))
+        if trial.params in settings
+        else trial
+        for trial in trials
+    ]
 
 
 def _objective(name: str) -> Objective:

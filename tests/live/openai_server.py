@@ -23,7 +23,7 @@ from typing import Any
 class Behaviour:
     """first_s: to the first token; gap_s: between tokens; tokens_per_event; cached: told cached prompt tokens.
 
-    engine: options of the engine, as JSON. by_setting: label to fault.
+    engine: options of the engine, as JSON. by_setting: label to fault, or label@length to the fault of such requests.
     """
 
     port: int = 0
@@ -106,6 +106,7 @@ class Server:
         fault = self.behaviour.faults.get(str(len(prompt)), "")
         if len(prompt) > 10:
             fault = self.behaviour.by_setting.get(setting, fault)
+            fault = self.behaviour.by_setting.get(f"{setting}@{len(prompt)}", fault)
         digest = hashlib.sha256(json.dumps(prompt).encode()).hexdigest()
         self.seen.append(
             {
@@ -122,6 +123,8 @@ class Server:
             fault = "refuse" if len(self.seen) % 2 else ""
         if fault == "die":
             os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "slow":
+            await asyncio.sleep(0.1)
         if fault == "stuck":  # the request stays running, whatever becomes of its client
             await asyncio.sleep(3600)
         if fault == "hang":

@@ -57,6 +57,18 @@ def test_whatever_a_server_does_to_requests_is_recorded_with_its_reason_and_neve
     assert results.exported.label not in {static(budget) for budget in faults}
 
 
+def test_a_finalist_that_ends_the_server_on_a_held_out_trace_is_out_and_the_study_goes_on(tmp_path: Path) -> None:
+    faults = {static(256): "slow", f"{static(1024)}@301": "die"}  # 301 tokens: the first held-out trace alone
+    path = write_study(tmp_path, own_server(tmp_path, by_setting=faults), static_budgets=[256, 1024])
+    results = tune(plan_of(path), tmp_path / "run")
+    found = {trial.setting.label: trial for trial in results.trials}
+    assert found[static(1024)].state == "failed"
+    assert "on held-out traces: the server died" in (found[static(1024)].reason or "")
+    assert not found[static(1024)].on_front
+    assert results.best_static.label == static(256)
+    assert static(1024) not in {entry.setting.label for entry in results.held_out}
+
+
 def test_a_setting_that_ended_the_server_is_not_tried_again_by_a_later_process_either(tmp_path: Path) -> None:
     path = write_study(tmp_path, own_server(tmp_path, by_setting={static(256): "die"}), static_budgets=[256, 1024])
     run = tmp_path / "run"
