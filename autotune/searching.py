@@ -130,9 +130,13 @@ class Searching:
     def _best_note(self, trials: Iterable[SearchTrial]) -> str:
         study = self._study
         scores = [choose.score(t.outcome.objectives, study.preferred) for t in trials if t.outcome.is_complete]
-        gain = f"{aggregate.improvement_pct(min(scores)):+.1f} %" if scores else "nothing measured"
-        origin = study.plan.evaluator.origin
-        return f"best so far {gain} on the reference ({self._spec.prefer}, tuning traces, {origin})"
+        if not scores:
+            return "nothing measured so far"
+        gain_pct = aggregate.improvement_pct(min(scores))
+        asked_pct = max([self._spec.min_gain_pct, *(entry.visible_pct for entry in study.noise)])
+        verdict = "ahead" if gain_pct >= asked_pct else f"less than the {asked_pct:.1f} % that count"
+        of = f"{self._spec.prefer}, tuning traces, {study.plan.evaluator.origin}"
+        return f"best so far {gain_pct:+.1f} % on the reference: {verdict} ({of})"
 
 
 def _note(race: Race, trial: SearchTrial, preferred: Iterable[str]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -53,8 +55,17 @@ def serve(
 
 
 @console.reports_errors
-def doctor() -> None:
-    """Print what is installed, whether P-PAS can act in it, how it is switched on, and what to do."""
+def doctor(
+    json_output: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for pipes.")] = False,
+) -> None:
+    """Print what is installed, whether P-PAS can act in it, how it is switched on, and what to do.
+
+    Exit code 1 when something keeps P-PAS from acting here.
+    """
+    if json_output:
+        findings = doctor_report.examine(os.environ)
+        console.print_json([asdict(finding) for finding in findings])
+        raise typer.Exit(int(any(finding.ok is False for finding in findings)))
     raise typer.Exit(doctor_report.run_doctor(lambda line: print(line, flush=True)))
 
 
