@@ -143,7 +143,7 @@ class LiveEvaluator:
             "environment": sorted(self.options.environment),
             "wrapper": list(self.options.wrapper),
             "url": self.options.url,
-            "restart_per_trial": self.options.restart_per_trial,
+            **({"restart_per_trial": True} if self.options.restart_per_trial else {}),
             "max_num_batched_tokens": self.budget,
             "max_num_seqs": self.max_num_seqs,
         }

@@ -1,8 +1,9 @@
 """Where a study lives on disk, and whether a folder belongs to it.
 
     RUN/  study.yaml (as resolved)  identity.json  study.db  traces/
-          trials/<n>/  references/<label>/  random/<n>/    settings.json, metrics.json, requests.parquet each
-          finalists/<role>/  results.json  report.html  export/  manifest.json (digests)
+          trials/<n>/  references/<label>/  random/<n>/    settings.json, metrics.json, requests.parquet each; live
+                             also replays.json (client lateness, acknowledgement) and steps.parquet
+          finalists/<role>/  finalists/turns-*/ (live: each replay, for a process that goes on)  results.json  report.html  export/  manifest.json (digests)
           progress.json      where the run stands, for `ppas status`
           servers/    logs, step logs and facts of a live study
 
