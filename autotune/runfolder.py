@@ -3,7 +3,8 @@
     RUN/  study.yaml (as resolved)  identity.json  study.db  traces/
           trials/<n>/  references/<label>/  random/<n>/    settings.json, metrics.json, requests.parquet each; live
                              also replays.json (client lateness, acknowledgement) and steps.parquet
-          finalists/<role>/  finalists/turns-*/ (live: each replay, for a process that goes on)  results.json  report.html  export/  manifest.json (digests)
+          finalists/<role>/  finalists/turns-*/ (live: each replay, for a process that goes on)
+          results.json  report.html  export/  manifest.json (digests)
           progress.json      where the run stands, for `ppas status`
           servers/    logs, step logs and facts of a live study
 
