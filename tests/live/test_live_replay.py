@@ -3,20 +3,27 @@
 import importlib.util
 import json
 import os
+import random
 import signal
 import time
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
+from recorded import recorded
 from traffic import children, is_gone, trace, wait_until
 
 from autotune import metrics
+from autotune.evaluate import SimulatedEvaluator
 from autotune.replay.outcome import ReplayOutcome
 from autotune.replay.run import replay
 from autotune.server import Server, start_server
 from ppas_core.policy import PolicyParams
-from traces.format import Trace, TraceRequest
+from ppas_core.sim.profile import DEFAULT_PROFILE, load_profile
+from traces.format import Trace, TraceRequest, read_trace
+from traces.importers import import_trace
 from traces.prompts import WARM_UP, Vocabulary
 
 pytestmark = [
@@ -40,6 +47,7 @@ FLAGS = (
     "--max-num-batched-tokens", "1024", "--max-num-seqs", "8",
     "--scheduler-cls", "ppas_core.vllm.scheduler.PpasScheduler",
     "--additional-config", json.dumps({"ppas": POLICY.to_dict()}),
+    "--enable-log-requests",
 )  # fmt: skip
 
 
@@ -48,7 +56,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("server")
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text(json.dumps(MODEL))
-    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "DEBUG"}
     with start_server(
         str(folder / "model"),
         log=folder / "server.log",
@@ -106,6 +114,64 @@ def test_prefixes_are_shared_within_a_run_and_never_between_runs_of_other_salts(
     assert all(outcome.accounting()["ok"] == 3 for outcome in (first, other, again))
     assert first.cached_tokens.tolist() == other.cached_tokens.tolist() == [0, 384, 0]
     assert again.cached_tokens.tolist() == [384, 384, 384]
+
+
+def test_the_server_caches_what_the_simulator_predicts(server: Server) -> None:
+    r = random.Random(7)
+    requests = []
+    for index in range(14):
+        prompt = r.randint(60, 900)
+        fork = r.randint(0, 12)  # of about 19 blocks: how far it goes along one of two documents
+        document = r.randint(0, 1)
+        hashes = tuple(
+            100 * document + place if place < fork else 1000 * (index + 1) + place for place in range(-(-prompt // 48))
+        )
+        requests.append(TraceRequest(0.25 * index, prompt, r.randint(1, 4), hashes))
+    requests.append(replace(requests[-1], arrival_s=4.0))
+    over = Trace("predicted", tuple(requests), block_size=48)
+    facts = server.facts
+    assert (facts.kv_blocks, facts.block_size) != (None, None)
+    like = replace(
+        load_profile(DEFAULT_PROFILE),
+        num_kv_blocks=facts.kv_blocks,
+        block_size=facts.block_size,
+        max_model_len=facts.max_model_len,
+        prefix_caching=True,
+    )
+    simulated = SimulatedEvaluator(like).replay(POLICY, over).requests.cached_tokens
+    assert simulated is not None
+    assert np.count_nonzero(simulated) >= 5
+    outcome = run(server, over, "predicted")
+    assert outcome.accounting()["ok"] == len(over.requests), outcome.details
+    assert outcome.records.cached_tokens is not None
+    assert outcome.records.cached_tokens.tolist() == simulated.tolist()
+
+
+def test_a_recording_and_the_servers_own_log_tell_the_traffic_that_a_replay_was(server: Server, tmp_path: Path) -> None:
+    blocks = ((1, 2, 3), (1, 2, 4), (1, 5, 3), (6, 7, 8), (1, 2, 3))
+    over = Trace(
+        "recorded",
+        tuple(TraceRequest(place * 0.4, 300 + place, 2 + place, hashes) for place, hashes in enumerate(blocks)),
+        block_size=128,
+    )
+    with recorded(server.url, tmp_path / "recorded.jsonl", 128) as url:
+        outcome = run(replace(server, url=url), over, "recorded")
+    assert outcome.accounting()["ok"] == 5, outcome.details
+    assert outcome.cached_tokens.tolist() == [0, 256, 128, 0, 256]
+    found = read_trace(tmp_path / "recorded.jsonl").requests
+    assert server.log is not None
+    logged = import_trace(server.log, block_size=128).trace.requests[-5:]
+    planned = [(request.prompt_tokens, request.output_tokens) for request in over.requests]
+    for seen in (found, logged):
+        assert [(request.prompt_tokens, request.output_tokens) for request in seen] == planned
+        firsts = [request.block_hashes[0] for request in seen]
+        assert len({firsts[place] for place in (0, 1, 2, 4)}) == 1 < len(set(firsts))
+        seconds = [request.block_hashes[1] for request in seen]
+        assert seconds[0] == seconds[1] == seconds[4]
+        assert len(set(seconds)) == 3
+    sent_s = outcome.records.sent_s - outcome.records.sent_s[0]
+    assert [request.arrival_s for request in found] == pytest.approx(sent_s.tolist(), abs=0.1)
+    assert [request.arrival_s - logged[0].arrival_s for request in logged] == pytest.approx(sent_s.tolist(), abs=1.5)
 
 
 def test_what_the_server_refuses_is_told_with_its_own_words(server: Server) -> None:
