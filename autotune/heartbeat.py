@@ -57,16 +57,18 @@ class Heartbeat:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
+        self, _kind: type[BaseException] | None, error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         self._over.set()
         self._changed.set()
         self._writer.join()
         if self._stages:
-            state: State = "finished" if kind is None else "failed"
-            if kind is not None and issubclass(kind, KeyboardInterrupt):
-                state = "interrupted"
-            self._write(state, str(error) or type(error).__name__ if error is not None else None)
+            if error is None:
+                self._write("finished", None)
+            elif isinstance(error, KeyboardInterrupt):
+                self._write("interrupted", None)
+            else:
+                self._write("failed", str(error) or type(error).__name__)
 
     def begin(self, stage: str, total: int, done: int = 0) -> None:
         """A stage starts."""

@@ -80,7 +80,7 @@ def top(
         with _keys() as pressed, Live(console=console.out, screen=True, auto_refresh=False) as live:
             while True:
                 found = watch.status()
-                live.update(_screen(found, console.out.height), refresh=True)
+                live.update(_screen(found), refresh=True)
                 if pressed(every):
                     break
     except KeyboardInterrupt:
@@ -113,18 +113,19 @@ def _lines(found: RunStatus) -> list[tuple[str, str]]:
     return lines
 
 
-def _screen(found: RunStatus, height: int) -> RenderableType:
-    """What `ppas top` shows, within `height` lines."""
+def _screen(found: RunStatus) -> RenderableType:
+    """What `ppas top` shows, as many trials as the terminal has room for."""
     head = Table.grid(padding=(0, 1))
     lines = [line for line in _lines(found) if line[0] != "updated"]
     for name, value in lines:
-        head.add_row(Text(name, style="dim"), Text.from_markup(value, overflow="ellipsis"))
+        head.add_row(Text(name, style="dim"), Text.from_markup(value))
     parts: list[RenderableType] = [head]
     if found.stage_total:
         parts.append(ProgressBar(total=found.stage_total, completed=found.stage_done, width=60))
     if spark := _spark([line.gain_pct for line in found.trials]):
         parts.append(Text.assemble(("best so far  ", "dim"), spark))
-    rows = max(0, height - len(lines) - len(parts) - 4)
+    taken = sum(len(console.out.render_lines(part)) for part in parts)
+    rows = max(0, console.out.height - taken - 2)  # its head, and the last line
     if found.trials and rows:
         parts.append(_trials(found.trials[-rows:]))
     parts.append(Text("q to leave", style="dim"))
@@ -143,7 +144,7 @@ def _trials(lines: list[TrialLine]) -> Table:
             line.folder.rpartition("/")[2],
             escape(line.label),
             gain,
-            console.duration(line.duration_s),
+            "–" if line.duration_s is None else _took(line.duration_s),
             escape(line.reason or line.stopped or ""),
             style=style,
         )
@@ -167,6 +168,10 @@ def _spark(gains: list[float | None], width: int = 60) -> str:
 def _gains(line: TrialLine) -> str:
     each = ", ".join(f"{name} {gain:+.1f} %" for name, gain in line.objectives_pct.items())
     return f"{line.gain_pct:+.1f} % over the reference on tuning traces ({each})"
+
+
+def _took(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds < 10 else console.duration(seconds)
 
 
 def _count(done: int, total: int | None) -> str:
