@@ -88,22 +88,30 @@ class Plan:
         held_out_s = sum(trace.requests[-1].arrival_s + _TAIL_S for trace in self.held_out)
         settings = len(self.known) + self.spec.trials * (2 if self.spec.random_arm else 1)
         again = NOISE_RUNS + self.spec.trials // REFERENCE_EVERY + CONFIRMED
-        calibrates = self.spec.simulate and self.spec.profile is None and self.evaluator.origin is Origin.LIVE
+        server = self.spec.server
+        joined = server is not None and server.url is not None
+        is_live = self.evaluator.origin is Origin.LIVE
+        calibrates = self.spec.simulate and self.spec.profile is None and is_live and not joined
+        cold = int(server is not None and server.cold_check and not joined)
+        starts = 0 if joined or not is_live else 1 + cold
+        if server is not None and server.restart_per_trial:
+            starts = settings + again + FINALISTS * len(self.held_out) + cold
         per_setting = len(self.tuning)
         return Estimate(
             settings=settings,
-            replays=(settings + again) * per_setting + (FINALISTS + 1) * len(self.held_out),
+            replays=(settings + again) * per_setting + (FINALISTS + cold) * len(self.held_out),
             search_s=settings * tuning_s,
             reference_s=again * tuning_s,
-            finalists_s=(FINALISTS + 1) * held_out_s,
+            finalists_s=(FINALISTS + cold) * held_out_s,
+            server_starts=starts,
             calibration_s=parse_duration_s(self.spec.calibration) if calibrates else 0.0,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Settings tried, replays in all, and seconds: of the search, of measuring the reference and the best again, of the
-    finalists, of the calibration (load alone).
+    """Settings tried, replays in all, server starts at most, and seconds: of the search, of measuring the reference and the
+    best again, of the finalists, of the calibration (load alone).
     """
 
     settings: int
@@ -111,6 +119,7 @@ class Estimate:
     search_s: float
     reference_s: float
     finalists_s: float
+    server_starts: int
     calibration_s: float
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from autotune.cli.pipeline import plan_lines
 from autotune.live import LiveEvaluator, ServerOptions
 from autotune.plan import make_plan
 from autotune.spec import parse_spec
@@ -79,3 +80,18 @@ def test_a_replay_outside_a_session_is_our_own_bug() -> None:
     evaluator = LiveEvaluator(ServerOptions("m"), budget=2048, max_num_seqs=256)
     with pytest.raises(AssertionError, match="within its session"):
         evaluator.replay(published("ppas"), rag_bursts(1.0, 0))
+
+
+@pytest.mark.parametrize(
+    ("server", "starts"),
+    [
+        ({}, "and 2 server starts:"),
+        ({"cold_check": False}, "and one server start:"),
+        ({"url": "http://127.0.0.1:9"}, "and no server start:"),
+    ],
+)
+def test_the_plan_tells_the_server_starts_before_any(tmp_path: Path, server: dict[str, object], starts: str) -> None:
+    plan = make_plan(parse_spec({**STUDY, "server": {"model": "any", **server}}, "test"), tmp_path)
+    _, second, *_ = plan_lines(plan)
+    assert starts in second
+    assert ("calibrating" in second) == ("url" not in server)
