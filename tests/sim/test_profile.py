@@ -33,15 +33,23 @@ def test_a_shipped_profile_round_trips_and_states_where_it_comes_from(name: str)
     again = Profile.from_dict(json.loads(json.dumps(profile.to_dict())))
     assert again == profile
     assert again.digest == profile.digest
-    for key in ("source", "license", "runs_fitted", "runs_held_out", "date", "script", "assumed"):
+    for key in ("source", "date", "script", "assumed"):
         assert profile.provenance[key], key
-    for key in ("static_error_per_run", "held_out_ppas_error_per_regime", "not_identified"):
-        assert profile.fit[key], key
+    assert profile.fit["not_identified"]
+    assert (profile.doubt is not None) == name.endswith("-not-measured")
+    if profile.doubt is None:
+        assert all(profile.provenance[key] for key in ("license", "runs_fitted", "runs_held_out"))
+        assert all(profile.fit[key] for key in ("static_error_per_run", "held_out_ppas_error_per_regime"))
 
 
-def test_the_default_profile_is_shipped_with_the_other_published_model() -> None:
+def test_the_default_profile_is_shipped_with_the_other_published_models() -> None:
     assert DEFAULT_PROFILE == "rtx5090-qwen2.5-3b"
-    assert profile_names() == ("rtx5090-qwen2.5-0.5b", "rtx5090-qwen2.5-3b")
+    assert profile_names() == (
+        "rtx5090-nemotron-30b-not-measured",
+        "rtx5090-qwen2.5-0.5b",
+        "rtx5090-qwen2.5-3b",
+        "rtx5090-qwen3.8-27b-not-measured",
+    )
 
 
 def test_the_digest_changes_with_any_number() -> None:
@@ -57,7 +65,7 @@ def test_a_profile_is_read_from_a_file(tmp_path: Path) -> None:
 
 def test_an_unknown_name_is_answered_with_the_known_ones_and_the_nearest() -> None:
     with pytest.raises(
-        InvalidInput, match=r"rtx5090-qwen2\.5-0\.5b, rtx5090-qwen2\.5-3b; did you mean rtx5090-qwen2\.5-3b\?"
+        InvalidInput, match=r"rtx5090-qwen2\.5-0\.5b, rtx5090-qwen2\.5-3b, .*; did you mean rtx5090-qwen2\.5-3b\?"
     ):
         load_profile("rtx5090-qwen2.5-3")
 
@@ -217,3 +225,8 @@ def test_noise_has_mean_one_and_the_asked_spread_and_its_range_is_checked() -> N
         noise_factors(-0.1, 0)
     with pytest.raises(InvalidInput, match="noise_seed is -1"):
         noise_factors(0.1, -1)
+
+
+def test_a_profile_that_was_not_measured_must_say_why_in_words() -> None:
+    with pytest.raises(InvalidInput, match=r"fit\.not_measured is True; allowed: the reason, as a text"):
+        replace(load_profile(DEFAULT_PROFILE), fit={"not_measured": True})
