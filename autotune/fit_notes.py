@@ -43,8 +43,8 @@ def identifiability(
     """What the runs say of each coefficient, from what happens when it is held elsewhere and the others are fitted again.
 
     values: the fitted coefficients. cost: of the fit to the data, without the prior. held: name to the cost with it held
-    at 1 / HELD_FACTOR and at HELD_FACTOR times its value. The figures of one run rise and fall together, so a run counts
-    as one observation; its noise is what the fit leaves.
+    at 1 / HELD_FACTOR and at HELD_FACTOR times its value; coefficients that there was no time for are absent. The
+    figures of one run rise and fall together, so a run counts as one observation; its noise is what the fit leaves.
     """
     noise = run_noise(cost, len(runs)) ** 2
     doubt: dict[str, float] = {}
@@ -57,7 +57,10 @@ def identifiability(
             name: [round(value / cost, 4) for value in costs] for name, costs in held.items() if cost > 0
         },
         "relative_uncertainty": {name: round(sd, 4) if sd < 10 else None for name, sd in doubt.items()},
-        "in_words": {name: f"{values[name]:.3g}: {_sentence(sd)}" for name, sd in doubt.items()},
+        "in_words": {
+            name: f"{value:.3g}: {_sentence(doubt[name]) if name in doubt else 'not looked at, the fit ran out of time'}"
+            for name, value in values.items()
+        },
         "because_of_the_runs": _lengths(runs),
     }
 

@@ -181,7 +181,7 @@ def fit_runs(
     prior = prior or prior_of(server.model, server.gpu)
     template, assumed = _template(runs, name, server, prior)
     problem = Problem(runs, template, prior, began_s + time_limit_s, progress)
-    progress.begin(f"Fitting {name}", 2 * starts + 2 * len(COEFFICIENTS) + 8)
+    progress.begin(f"Fitting {name}", 2 * starts + 2 * len(COEFFICIENTS + RAMP) + 6)
     if not prior.known:
         problem.prior = prior = _at_speed(problem)
     rng = np.random.default_rng(seed)
@@ -398,7 +398,8 @@ def _when_held(problem: Problem, names: tuple[str, ...], values: Floats) -> dict
             problem.held = {name: float(np.exp(values[place])) * factor}
             found = problem.search(free, [np.delete(values, place)], evaluations=8)
             pair.append(problem.data_cost(free, found.values))
-        costs[name] = (pair[0], pair[1])
+        if time.monotonic() < problem.deadline_s:  # a search cut short would make any coefficient look indispensable
+            costs[name] = (pair[0], pair[1])
     problem.held = {}
     return costs
 

@@ -46,6 +46,10 @@ def evaluate(
         typer.Option("--candidate", "-c", help="Setting to judge; repeat for more. Default: every adaptive one."),
     ] = None,
     metric: Annotated[str, typer.Option(help="Metric of the table by load regime.")] = "mean_latency_s",
+    with_failed: Annotated[
+        bool,
+        typer.Option("--with-failed", help="Count runs that lost requests too, by the requests that completed."),
+    ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for pipes.")] = False,
 ) -> None:
     """Print the paper's aggregates of measured runs: improvement per baseline, over regimes and by regime.
@@ -63,7 +67,9 @@ def evaluate(
     found = read_runs(log)
     runs, lost = improvement.whole_runs(found.runs)
     if lost:
-        _warn(f"{len(lost)} of {len(found.runs)} runs lost requests and are left out", lost)
+        fate = "count by those that completed" if with_failed else "are left out"
+        _warn(f"{len(lost)} of {len(found.runs)} runs lost requests and {fate}", lost)
+    runs = list(found.runs) if with_failed else runs
     for note in found.notes[:_NOTES_SHOWN]:
         console.err.print(f"[yellow]note:[/] {escape(note)}")
     if not runs:
@@ -75,7 +81,8 @@ def evaluate(
             {
                 "files": [str(path) for path in log],
                 "runs": len(found.runs),
-                "left_out": lost,
+                "lost_requests": lost,
+                "left_out": 0 if with_failed else len(lost),
                 "notes": list(found.notes),
                 "results": [
                     {"served": served, **_measured(groups[served]), "comparisons": [one.to_dict() for one in compared]}

@@ -76,7 +76,7 @@ def whole_runs(runs: Sequence[RunResult]) -> tuple[list[RunResult], list[str]]:
     """The runs in which every request completed, and one sentence for each other one."""
     lost = [
         f"{run.source}: {run.config}, {run.workload.regime}, seed {run.workload.seed}: {run.failed} of "
-        f"{run.num_requests} requests failed{f' ({run.error[:80]})' if run.error else ''}; the run is left out"
+        f"{run.num_requests} requests failed{f' ({run.error[:80]})' if run.error else ''}"
         for run in runs
         if not run.whole
     ]
@@ -181,6 +181,11 @@ def _matched(pairs: Sequence[tuple[RunResult, RunResult]]) -> Matched | None:
     unmatched = 0
     for ours, theirs in pairs:
         if ours.requests is None or theirs.requests is None:
+            continue
+        if not all(
+            side.requests.has_ids or len(side.requests) == side.num_requests for side in (ours, theirs) if side.requests
+        ):
+            unmatched += ours.num_requests  # without ids, and not all listed: nobody can tell which is which
             continue
         a, b = (
             {

@@ -98,12 +98,21 @@ class RequestResults:
         return len(self.ok)
 
     def pairing(self) -> list[str]:
-        """One key a request, the same for the same request in another run of the trace: its id, arrival or place."""
+        """One key a request, the same for the same request in another run of the trace: its id, else its turn to arrive.
+
+        Without ids every request must be listed, failed ones too, and without arrivals in the trace's order.
+        """
         if self.ids and len(set(self.ids)) == len(self):
             return list(self.ids)
-        if len(self) and np.isfinite(self.arrival_s).all() and len(np.unique(self.arrival_s)) == len(self):
-            return [f"{time:.6f}" for time in self.arrival_s]
-        return [str(place) for place in range(len(self))]
+        order = np.argsort(self.arrival_s, kind="stable") if np.isfinite(self.arrival_s).all() else np.arange(len(self))
+        turns = np.empty(len(self), np.int64)
+        turns[order] = np.arange(len(self))
+        return [str(turn) for turn in turns]
+
+    @property
+    def has_ids(self) -> bool:
+        """Whether the log names every request."""
+        return len(self.ids) > 0 and len(set(self.ids)) == len(self)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
@@ -77,13 +78,14 @@ def _with_requests(run: RunResult, records: Sequence[Fields], notes: list[str]) 
 
 def _results(records: Sequence[Fields]) -> RequestResults:
     ids = [record.text(*_ID) for record in records]
-    columns = np.array([_times(record) for record in records], dtype=np.float64)
+    completed = [_completed(record) for record in records]
+    columns = np.array([_times(record, ok) for record, ok in zip(records, completed, strict=True)], dtype=np.float64)
     lengths = np.array(
         [[record.whole(*names, most=MAX_TOKENS) or 0 for names in (_PROMPT, _OUTPUT)] for record in records], np.int64
     )
     return RequestResults(
         ids=tuple(ids) if all(ids) else (),
-        ok=np.array([_completed(record) for record in records], dtype=np.bool_) & np.isfinite(columns[:, 0]),
+        ok=np.array(completed, dtype=np.bool_) & np.isfinite(columns[:, 0]),
         latency_s=columns[:, 0],
         ttft_s=columns[:, 1],
         tpot_s=columns[:, 2],
@@ -93,8 +95,11 @@ def _results(records: Sequence[Fields]) -> RequestResults:
     )
 
 
-def _times(record: Fields) -> tuple[float, float, float, float]:
-    """Latency, TTFT, TPOT and arrival in seconds, NaN where unknown."""
+def _times(record: Fields, completed: bool) -> tuple[float, float, float, float]:
+    """Latency, TTFT, TPOT and arrival in seconds, NaN where unknown; a request that failed has an arrival alone."""
+    arrival = record.seconds(*_ARRIVAL)
+    if not completed:
+        return math.nan, math.nan, math.nan, math.nan if arrival is None else arrival
     start, end = record.seconds(*_START), record.seconds(*_END)
     latency = record.seconds(*_LATENCY)
     if latency is None and start is not None and end is not None and end >= start:
@@ -103,9 +108,9 @@ def _times(record: Fields) -> tuple[float, float, float, float]:
         latency,
         record.seconds("ttft", "time_to_first_token", "first_token_latency"),
         record.seconds("tpot", "time_per_output_token", "avg_tpot", "mean_tpot"),
-        record.seconds(*_ARRIVAL),
+        arrival,
     )
-    latency_s, ttft_s, tpot_s, arrival_s = (float("nan") if value is None else value for value in found)
+    latency_s, ttft_s, tpot_s, arrival_s = (math.nan if value is None else value for value in found)
     return latency_s, ttft_s, tpot_s, arrival_s
 
 

@@ -1,6 +1,7 @@
 """`ppas evaluate`: the paper's aggregates come out of raw logs, honestly paired, and say what was left out."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ def comparisons(found: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def test_the_paper_s_aggregates_come_out_of_its_raw_log(shared: Path) -> None:
     found = evaluated(shared / "paper/RTX5090_qwen_3b.txt")
     assert found["runs"] == 210
-    assert found["left_out"] == []
+    assert found["lost_requests"] == []
     by_baseline = comparisons(found)
     for baseline, expected in {
         "mbt_2048_s256": (8.5, 3.0, 11.8, 3.4, 1.0),
@@ -74,8 +75,9 @@ def test_a_run_that_lost_requests_is_left_out_with_its_partner_and_named(tmp_pat
     one = comparisons(found)["mbt_2048_s256"]
     assert (one["num_traces"], one["unpaired_traces"]) == (1, 1)
     assert one["improvement_pct"]["mean_latency_s"] == pytest.approx(50.0)
-    assert len(found["left_out"]) == 1
-    assert "3 of 15 requests failed" in found["left_out"][0]
+    assert found["left_out"] == 1
+    assert "3 of 15 requests failed" in found["lost_requests"][0]
+    assert comparisons(evaluated(log, "--with-failed"))["mbt_2048_s256"]["num_traces"] == 2
     shown = CliRunner().invoke(app, ["evaluate", str(log)])
     assert "1 of 4 runs lost requests and are left out" in shown.stderr
 
@@ -147,6 +149,24 @@ def test_a_request_that_failed_on_one_side_is_matched_with_nothing(tmp_path: Pat
     log.write_text(text.replace("'error': ''}", "'error': 'timed out'}", 1))
     matched = comparisons(evaluated(log))["mbt_2048_s256"]["matched_requests"]
     assert (matched["requests"], matched["unmatched"]) == (14, 1)
+
+
+def test_requests_without_ids_are_matched_by_their_turn_to_arrive(tmp_path: Path) -> None:
+    log = simulated_log(
+        tmp_path / "log.txt",
+        load_profile("rtx5090-qwen2.5-3b"),
+        {"mbt_2048_s256": PolicyParams.static(2048), "ppas_": published("ppas")},
+        [rag_bursts(1.0, 0)],
+        with_requests=True,
+    )
+    with_ids = comparisons(evaluated(log))["mbt_2048_s256"]["matched_requests"]
+    log.write_text(re.sub(r"'request_id': \d+, ", "", log.read_text()))
+    assert comparisons(evaluated(log))["mbt_2048_s256"]["matched_requests"] == with_ids
+    # One of them is not listed: who is who cannot be told any more.
+    lines = log.read_text().splitlines(keepends=True)
+    first = next(place for place, line in enumerate(lines) if line.startswith("REQUEST_RESULT"))
+    log.write_text("".join(lines[:first] + lines[first + 1 :]))
+    assert comparisons(evaluated(log))["mbt_2048_s256"]["matched_requests"] is None
 
 
 def test_our_own_run_folder_is_evaluated_as_a_log_is(tmp_path: Path) -> None:
