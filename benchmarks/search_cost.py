@@ -72,9 +72,9 @@ class Case:
 CASES = {
     case.name: case
     for case in (
-        Case("paper-3b", "rtx5090-qwen2.5-3b", "ppas", (0.4, 0.6, 0.8, 1.0, 1.2, 1.4), 25_000, 32, 0.15),
-        Case("short-3b", "rtx5090-qwen2.5-3b", "ppas", (4.0, 8.0, 12.0), 4_000, 64, 0.15),
-        Case("plus-3b", "rtx5090-qwen2.5-3b", "ppas-plus", (0.4, 0.6, 0.8, 1.0, 1.2, 1.4), 25_000, 32, 0.15),
+        Case("paper-3b", "rtx5090-qwen2.5-3b", "ppas", (0.4, 0.6, 0.8, 1.0, 1.2, 1.4), 25_000, 32, 0.05),
+        Case("short-3b", "rtx5090-qwen2.5-3b", "ppas", (4.0, 8.0, 12.0), 4_000, 64, 0.05),
+        Case("plus-3b", "rtx5090-qwen2.5-3b", "ppas-plus", (0.4, 0.6, 0.8, 1.0, 1.2, 1.4), 25_000, 32, 0.05),
     )
 }
 

@@ -24,7 +24,7 @@ PROPOSALS: Final = 5
 """Settings proposed before the search goes on: the predicted best, and others spread over the predicted good ones."""
 LARGEST_ERROR_PCT: Final = 15.0
 """Mean absolute error of the predicted ratios beyond which the simulator is not trusted."""
-LEAST_CONCORDANCE: Final = 0.85
+LEAST_CONCORDANCE: Final = 0.8
 """Share of the clearly different pairs that it must rank rightly."""
 _NEAR_BEST: Final = 0.02
 """Settings predicted within this share of the best count as good."""

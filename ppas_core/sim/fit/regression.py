@@ -28,7 +28,10 @@ _FOLDS: Final = 5
 _RAMP_GAIN: Final = 0.01
 """The ramp is kept when it lowers the mean squared left-out error by more than this share of it."""
 _LARGEST_ERROR: Final = 0.3
-_RAMP_CANDIDATES: Final = (256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288)
+_RAMP_CANDIDATES: Final = (256, 512, 1024, 1536, 2048, 3072, 4096)
+"""A GPU is full from a few thousand tokens on: a bend beyond is noise, and would make the largest steps free."""
+_RAMP_FOLDS: Final = 3
+"""Folds, of the five, in which the ramp must lower the error: one lucky fold is no evidence."""
 _STALL: Final = 8.0
 _LEAST_SPREAD: Final = 0.01
 _OUTLIER: Final = 4.0
@@ -161,42 +164,52 @@ def block_numbers(steps: StepFeatures) -> npt.NDArray[np.int64]:
 
 def _choose_ramp(steps: StepFeatures, blocks: npt.NDArray[np.int64]) -> tuple[float | None, dict[str, Any]]:
     """Tokens of the ramp, None for none: kept when it lowers the error on blocks left out, fold by fold."""
-    plain = _left_out_loss(steps, blocks, None)
+    plain_folds = _left_out_losses(steps, blocks, None)
     chunks = steps.prefill_tokens[steps.is_prefill]
     candidates = [
         tokens for tokens in _RAMP_CANDIDATES if len(chunks) and chunks.min() < tokens and tokens < chunks.max()
     ]
-    losses = {tokens: _left_out_loss(steps, blocks, tokens) for tokens in candidates}
+    by_fold = {tokens: _left_out_losses(steps, blocks, tokens) for tokens in candidates}
+    losses, plain = {tokens: _mean(folds) for tokens, folds in by_fold.items()}, _mean(plain_folds)
     report: dict[str, Any] = {"left_out_error_without": round(plain**0.5, 5), "kept": False}
     if not losses:
         return None, {**report, "reason": "prefill steps of one size only"}
     best = min(losses, key=lambda tokens: losses[tokens])
-    kept = losses[best] < (1 - _RAMP_GAIN) * plain
+    better = sum(one[0] < other[0] for one, other in zip(by_fold[best], plain_folds, strict=True))
+    kept = losses[best] < (1 - _RAMP_GAIN) * plain and better >= min(_RAMP_FOLDS, len(plain_folds))
     report |= {
         "left_out_error_with": round(losses[best] ** 0.5, 5),
         "prefill_ramp_tokens": best,
+        "folds_improved": better,
         "kept": kept,
         "reason": f"it {'lowers' if kept else 'does not lower'} the error on blocks left out",
     }
     return (float(best) if kept else None), report
 
 
-def _left_out_loss(steps: StepFeatures, blocks: npt.NDArray[np.int64], ramp_tokens: float | None) -> float:
-    """Mean squared relative error of prefill steps (mixed ones too), predicted by a fit without their fold of blocks.
+def _left_out_losses(
+    steps: StepFeatures, blocks: npt.NDArray[np.int64], ramp_tokens: float | None
+) -> list[tuple[float, float]]:
+    """Per fold: mean squared relative error of its prefill steps (mixed ones too), predicted without it, and its weight.
 
     Steps count as in the fit. Errors beyond _LARGEST_ERROR count as that: a stall must not decide about the form.
     """
     fold = np.unique(blocks, return_inverse=True)[1] % _FOLDS
     counts = design.balance(design.kinds(steps))
-    total = weight = 0.0
+    losses = []
     for number in range(_FOLDS):
         chosen = (fold == number) & steps.is_prefill
         if chosen.any() and (fold != number).any():
             predicted = np.maximum(_without(steps, fold != number, ramp_tokens)[chosen], 1e-9)
             error = np.minimum(np.abs(np.log(steps.duration_s[chosen] / predicted)), _LARGEST_ERROR)
-            total += float(counts[chosen] @ error**2)
-            weight += float(counts[chosen].sum())
-    return total / weight if weight else float("inf")
+            weight = float(counts[chosen].sum())
+            losses.append((float(counts[chosen] @ error**2) / weight, weight))
+    return losses
+
+
+def _mean(folds: list[tuple[float, float]]) -> float:
+    total = sum(weight for _, weight in folds)
+    return sum(loss * weight for loss, weight in folds) / total if total else float("inf")
 
 
 def _levelled(columns: Floats, duration_s: Floats, coefficients: Floats) -> tuple[Floats, float]:
