@@ -19,10 +19,8 @@ from reports.theme import colour
 def predicted(view: PredictedView) -> Any:
     """Across, the gain as foretold; up, as measured; the dotted line is where they agree."""
     figure = blank()
-    values = [v for p in view.points for v in (p.predicted_pct, p.measured_pct)]
-    low, high = min([*values, 0.0]), max([*values, 0.0])
-    margin = 0.06 * max(high - low, 1.0)
-    ends = [low - margin, high + margin]
+    values = [*view.focus, *(v for p in view.points for v in (p.predicted_pct, p.measured_pct))]
+    ends = [min(values), max(values)]
     figure.add_scatter(
         x=ends,
         y=ends,
@@ -73,8 +71,8 @@ def predicted(view: PredictedView) -> Any:
         )
     label = plotly_text(metric_label(view.metric))
     figure.update_layout(
-        xaxis=axis(f"Foretold gain in {label}, % (simulated)", range=ends),
-        yaxis=axis(f"Measured gain in {label}, %", range=ends),
+        xaxis=axis(f"Foretold gain in {label}, % (simulated)", range=list(view.focus)),
+        yaxis=axis(f"Measured gain in {label}, %", range=list(view.focus)),
     )
     return figure
 

@@ -8,7 +8,7 @@ from autotune.records import Origin
 from autotune.results import StudyResults, Trial
 from reports.numbers import NONE, counted, finite, percent, significant
 from reports.verdict import Tone
-from reports.views import Missing, gain_pct, ordered_regimes
+from reports.views import Missing, focus_range, gain_pct, ordered_regimes
 
 _TONES: dict[str, Tone] = {"trusted": "good", "refitted": "good", "dropped": "bad"}
 
@@ -24,12 +24,17 @@ class Foretold:
 
 @dataclass(frozen=True, slots=True)
 class PredictedView:
-    """One objective as foretold and as measured. error_points: mean absolute difference in percentage points."""
+    """One objective as foretold and as measured. error_points: mean absolute difference in percentage points.
+
+    focus: the range worth looking at first, on both axes; outside: trials beyond it.
+    """
 
     metric: str
     points: tuple[Foretold, ...]
     pick: int
     error_points: float
+    focus: tuple[float, float]
+    outside: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +78,16 @@ def predicted(results: StudyResults, metric: str) -> PredictedView | Missing:
     if not points:
         return Missing("No trial has both a forecast and a measurement of this objective.")
     error = sum(abs(p.predicted_pct - p.measured_pct) for p in points) / len(points)
-    return PredictedView(metric, points, results.pick_trial, error)
+    values = [value for p in points for value in (p.predicted_pct, p.measured_pct)]
+    kept = [
+        v
+        for p in points
+        if p.trial.on_front or p.trial.number == results.pick_trial
+        for v in (p.predicted_pct, p.measured_pct)
+    ]
+    low, high = focus_range(values, kept)
+    outside = sum(min(p.predicted_pct, p.measured_pct) < low for p in points)
+    return PredictedView(metric, points, results.pick_trial, error, (low, max(high, 0.0)), outside)
 
 
 def judged(results: StudyResults) -> Judged | None:

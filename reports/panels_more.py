@@ -66,6 +66,8 @@ def _prediction(results: StudyResults) -> Panel | None:
         "Each mark is a trial: across, what the simulator had foretold without its measurement; up, what was measured on "
         "the live server. On the dotted line the two agree."
     )
+    if first.outside:
+        caption += f" {counted(first.outside, 'trial lies', 'trials lie')} far below; a double click shows all."
     alt = (
         f"{capitalised(metric_label(first.metric))} of {counted(len(first.points), 'trial')}: the forecast of the gain is "
         f"off by {first.error_points:.1f} percentage points on average."

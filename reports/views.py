@@ -187,11 +187,11 @@ def front(results: StudyResults, x_metric: str | None, y_metric: str) -> FrontVi
         if not line or point.y > line[-1].y:
             line.append(point)
     keep = [p for p in points if p.trial.on_front or _is_landmark(results, p.trial)]
-    focus_y = _focus([p.y for p in points], [p.y for p in keep])
+    focus_y = focus_range([p.y for p in points], [p.y for p in keep])
     if x_metric is None:
         focus_x = (min(p.x for p in points) - 1, max(p.x for p in points) + 1)
     else:
-        focus_x = _focus([p.x for p in points], [p.x for p in keep])
+        focus_x = focus_range([p.x for p in points], [p.x for p in keep])
     outside = sum(not (focus_x[0] <= p.x <= focus_x[1] and focus_y[0] <= p.y <= focus_y[1]) for p in points)
     return FrontView(
         x_metric,
@@ -279,7 +279,7 @@ def best_so_far(results: StudyResults, metric: str) -> ConvergenceView | Missing
     levels = {reference_role(results): 0.0} | ({BEST_STATIC: max(static)} if static else {})
     known = [v for course in arms.values() for v in course if v is not None] + list(levels.values())
     ends = [course[-1] for course in arms.values() if course[-1] is not None]
-    return ConvergenceView(metric, arms, levels, _focus(known, [*levels.values(), *ends]))
+    return ConvergenceView(metric, arms, levels, focus_range(known, [*levels.values(), *ends]))
 
 
 def hypervolume(results: StudyResults) -> ConvergenceView | Missing:
@@ -346,7 +346,7 @@ def slice_of(results: StudyResults, knob: str, metric: str) -> SliceView | Missi
     if not points:
         return Missing("No finished trial has a value for this knob.")
     everything = points + off
-    focus = _focus(
+    focus = focus_range(
         [p.y for p in everything],
         [p.y for p in everything if p.trial.on_front or _is_landmark(results, p.trial)],
     )
@@ -407,7 +407,7 @@ def _is_landmark(results: StudyResults, trial: Trial) -> bool:
     )
 
 
-def _focus(values: Sequence[float], keep: Sequence[float]) -> tuple[float, float]:
+def focus_range(values: Sequence[float], keep: Sequence[float]) -> tuple[float, float]:
     """The range that holds `keep` and the better part of `values`, with a margin; all of them when they lie near."""
     high, lowest = max(values), min(values)
     worst_kept = min([*keep, 0.0] if keep else [lowest])
