@@ -14,11 +14,13 @@ Importing this package imports none of its parts: they load with the first call.
 from __future__ import annotations
 
 import sys
-import types
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+# Nothing else: the command `ppas` imports this package before it can mind an interrupt.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from pathlib import Path
+    from typing import Any
+
     from autotune.progress import Progress
     from autotune.results import StudyResults
     from autotune.spec import StudySpec
@@ -42,6 +44,8 @@ def tune(
     NoResult when the reference itself cannot be measured. KeyboardInterrupt leaves every finished trial behind: the
     same call goes on from there.
     """
+    from pathlib import Path
+
     from autotune.cli import pipeline
     from autotune.progress import Silent
     from autotune.spec import load_spec, parse_spec
@@ -58,6 +62,8 @@ def tune(
 
 def load_results(run: str | Path) -> StudyResults:
     """The results of the finished study in the run folder `run`, or in a `results.json`. Raises InvalidInput."""
+    from pathlib import Path
+
     from autotune.results import StudyResults
 
     path = Path(run)
@@ -72,11 +78,11 @@ def __getattr__(name: str) -> Any:
     return getattr(importlib.import_module(_LAZY[name]), name)
 
 
-class _Package(types.ModuleType):
+class _Package(type(sys)):  # type: ignore[misc]
     """Keeps `tune` the function: importing the submodule of that name would put the module in its place."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not (name == "tune" and isinstance(value, types.ModuleType)):
+        if not (name == "tune" and isinstance(value, type(sys))):
             super().__setattr__(name, value)
 
 

@@ -231,7 +231,7 @@ def test_auto_tune_lines_have_the_shape_that_vllms_script_writes(tmp_path: Path)
 
 
 @pytest.mark.live
-def test_vllms_own_sweep_reads_the_settings_and_its_server_parser_takes_them(tmp_path: Path) -> None:
+def test_vllms_own_sweep_reads_its_file_and_the_servers_parser_takes_that_and_the_helm_values(tmp_path: Path) -> None:
     if find_spec("vllm") is None:
         pytest.skip("vLLM is not installed here")
     write_export(compared(), tmp_path)
@@ -245,13 +245,20 @@ def test_vllms_own_sweep_reads_the_settings_and_its_server_parser_takes_them(tmp
         "parser.add_argument('--scheduler-cls'); parser.add_argument('--additional-config', type=json.loads)\n"
         "for item in ParameterSweep.read_json(sys.argv[1]):\n"
         "    print(json.dumps([item.name, vars(parser.parse_args(item.apply_to_cmd([])))]))\n"
+        "print(json.dumps(['helm', vars(parser.parse_args(sys.argv[2:]))]))\n"
     )
+    values = yaml.safe_load((tmp_path / "helm-values.yaml").read_text())["servingEngineSpec"]["modelSpec"][0][
+        "vllmConfig"
+    ]
+    arguments = ["--max-num-seqs", str(values["maxNumSeqs"]), *values["extraArgs"]]
     done = subprocess.run(
-        [sys.executable, "-c", script, tmp_path / "vllm-sweep.json"], capture_output=True, text=True, check=False
-    )
+        [sys.executable, "-c", script, tmp_path / "vllm-sweep.json", *arguments],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
     assert done.returncode == 0, done.stderr
     found = dict(json.loads(line) for line in done.stdout.splitlines() if line.startswith("["))
-    assert list(found) == ["exported", "paper-default", "best-static"]
+    assert list(found) == ["exported", "paper-default", "best-static", "helm"]
+    assert found["helm"] == found["exported"]
     for name, params in (("exported", TUNED), ("paper-default", PPAS), ("best-static", STATIC)):
         assert found[name]["max_num_batched_tokens"] == params.b_max
         assert found[name]["max_num_seqs"] == params.max_num_seqs
