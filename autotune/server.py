@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -188,6 +189,7 @@ def _wait_until_healthy(
 ) -> None:
     start_s = told_s = time.monotonic()
     while not is_healthy(url):
+        launched.find_leader()
         if launched.ended() is not None:
             kind, line = diagnose(launched.log_text(), launched.exit_code)
             raise failure(kind, line, launched.tail())
@@ -238,12 +240,16 @@ def _names_a_folder(model: str) -> bool:
 
 @dataclass(eq=False)
 class _Launched:
-    """A guard and the log of its server, from where this server's part begins."""
+    """A guard and the log of its server, from where this server's part begins.
+
+    leader: the process that leads the server's group, once it is known; ended by us where the guard was killed.
+    """
 
     guard: subprocess.Popen[bytes]
     log: Path
     log_from: int
     grace_s: float
+    leader: int | None = None
 
     @classmethod
     def start(cls, command: ServeCommand, log: Path, grace_s: float) -> _Launched:
@@ -289,9 +295,17 @@ class _Launched:
                 self.guard.wait(timeout=wait_s)
         else:
             self.guard.kill()  # it then has the kernel end the server
-        self.guard.wait()
+        if self.guard.wait() < 0 and self.leader is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.leader, signal.SIGKILL)
         if self.guard.stdin is not None:
             self.guard.stdin.close()
+
+    def find_leader(self) -> None:
+        """Learns who leads the server's group, where this system tells (Linux)."""
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            children = Path(f"/proc/{self.guard.pid}/task/{self.guard.pid}/children").read_text()
+            self.leader = self.leader or int(children.split()[0])
 
     def _ask(self) -> None:
         if self.guard.stdin is not None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from live_study import REFERENCE, live, logs, own_server, plan_of, settings_seen, static, url_of, write_study
-from traffic import clients
+from traffic import children, clients, is_gone, wait_until
 
 from autotune.results import StudyResults
 from autotune.runfolder import folder_name
@@ -88,7 +88,7 @@ def test_a_setting_that_ended_the_server_is_not_tried_again_by_a_later_process_e
     assert "the server died" in (reasons(sweep(plan_of(path), run))[static(256)] or "")
 
 
-def test_a_server_that_hangs_between_trials_is_replaced_at_nobodys_expense(tmp_path: Path) -> None:
+def test_a_server_that_ends_between_trials_is_replaced_at_nobodys_expense(tmp_path: Path) -> None:
     path = write_study(tmp_path, own_server(tmp_path), static_budgets=[256])
     plan = plan_of(path)
     evaluator = live(plan.evaluator)
@@ -98,11 +98,26 @@ def test_a_server_that_hangs_between_trials_is_replaced_at_nobodys_expense(tmp_p
         evaluator.replay(REFERENCE, plan.tuning[0])
         stand_in = next(pid for pid in _stand_ins(tmp_path))
         os.kill(stand_in, signal.SIGKILL)
+        wait_until(lambda: all(is_gone(pid) for pid in children(os.getpid(), "autotune.server_guard")))
         replay = evaluator.replay(PolicyParams.static(256, max_num_seqs=16), plan.tuning[0])
         assert not replay.requests.failures()
     assert any("replacing the server between trials" in text for text in said)
     assert not (tmp_path / "servers/deadly.json").exists()
     assert not _stand_ins(tmp_path)
+
+
+def test_a_killed_guard_leaves_no_server_even_behind_a_wrapper_that_is_no_exec(tmp_path: Path) -> None:
+    plan = plan_of(write_study(tmp_path, own_server(tmp_path, "sh", "-c", '"$@" & wait', "sh")))
+    evaluator = live(plan.evaluator)
+    with evaluator.session(tmp_path / "servers"):
+        evaluator.replay(REFERENCE, plan.tuning[0])
+        assert len(_stand_ins(tmp_path)) >= 2
+        (guard,) = children(os.getpid(), "autotune.server_guard")
+        os.kill(guard, signal.SIGKILL)
+        wait_until(lambda: is_gone(guard))
+        assert not evaluator.replay(REFERENCE, plan.tuning[0]).requests.failures()
+        assert len(_stand_ins(tmp_path)) == 2, "the first server is gone, the second serves"
+    wait_until(lambda: not _stand_ins(tmp_path))
 
 
 def test_a_stalled_client_has_the_replay_repeated_and_then_called_not_measurable(tmp_path: Path) -> None:
