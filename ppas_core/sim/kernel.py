@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ppas_core.sim.kernel_blocks import EVICTED, FREE, admit, allocate, compiled, find_hits, keep, new_pool, release
+from ppas_core.sim.kernel_blocks import EVICTED, FREE, admit, allocate, compiled, find_hits, keep, release, reset
 
 # Places in the settings array.
 B_MAX: Final = 0
@@ -142,7 +142,8 @@ def _replay(
         longest = max(longest, prompt[request] + output[request])
     patience = 2 * longest + 8
     if cache is not None:
-        pool = new_pool(free, num_requests, slots.shape[1], longest // block_size + 1)
+        pool = cache[4]
+        reset(pool)
         node_start = cache[0][first_request : first_request + num_requests + 1]
         prefixes = (node_start, cache[1], cache[2][trace])
         cached = cache[3][first_request : first_request + num_requests]
@@ -410,8 +411,8 @@ def replay_batch(
     busy_s float64[T]). log: (int64[L, NUM_LOG_COLUMNS], float64[L, 3], int64[E, 3], int64[2] holding 0); L = 0 records
     nothing.
     cache: None without prefix caching, else (node_start int64[N + 1], nodes int64[sum], trace_block_size int64[T],
-    cached_tokens int64[N]): see `SharedPrefixes`; the last is filled with the tokens that each request found in the
-    cache when it was first admitted.
+    cached_tokens int64[N], a `BlockPool`): see `SharedPrefixes`; cached_tokens is filled with the tokens that each
+    request found in the cache when it was first admitted.
     """
     token_time, preemptions, counters, busy = outputs
     for trace in range(trace_start.shape[0] - 1):

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from ppas_core.errors import InvalidInput
 from ppas_core.policy import PolicyParams, Scope
 from ppas_core.sim import kernel
+from ppas_core.sim.kernel_blocks import new_pool
 from ppas_core.sim.profile import Profile
 from ppas_core.sim.requests import RequestArrays, RequestBatch, starts
 from ppas_core.sim.result import BRANCHES, BatchResult, SimResult, StepLog, StepSummary
@@ -148,7 +149,17 @@ def _replay(
     log: _Log,
 ) -> tuple[int, _Outputs]:
     cached_tokens = np.zeros(len(columns.arrival_s), np.int64)
-    cache = (*columns.cache_columns(), cached_tokens) if profile.prefix_caching else None
+    cache = None
+    if profile.prefix_caching:
+        num_requests = int(np.max(np.diff(trace_start)))
+        longest_tokens = int(np.max(columns.prompt_tokens + columns.output_tokens))
+        pool = new_pool(
+            profile.num_kv_blocks - 1,
+            num_requests,
+            min(num_requests, params.max_num_seqs),
+            longest_tokens // profile.block_size + 1,
+        )
+        cache = (*columns.cache_columns(), cached_tokens, pool)
     outputs = (
         np.empty(token_start[-1], np.float64),
         np.empty(len(columns.arrival_s), np.int64),
