@@ -14,7 +14,7 @@ HELD_FACTOR: Final = 2.0
 """By how much a coefficient is moved to see whether the others can make up for it."""
 
 FIRM: Final = 0.15
-"""Relative uncertainty up to which a coefficient is called identified."""
+"""Relative uncertainty, two standard deviations, up to which a coefficient is called identified."""
 LOOSE: Final = 0.5
 LEAST_NOISE: Final = 0.02
 """No run of a real server is trusted further than this: about 1.2 % on each of its figures."""
@@ -45,18 +45,19 @@ def identifiability(
     values: the fitted coefficients. cost: of the fit to the data, without the prior. held: name to the cost with it held
     at 1 / HELD_FACTOR and at HELD_FACTOR times its value; coefficients that there was no time for are absent. The
     figures of one run rise and fall together, so a run counts as one observation; its noise is what the fit leaves.
+    Uncertainties are two standard deviations.
     """
     noise = run_noise(cost, len(runs)) ** 2
     doubt: dict[str, float] = {}
     for name, costs in held.items():
         gain = 2 * max(min(costs) - cost, 0.0) / noise  # squared standard deviations, on the side that costs less
-        doubt[name] = math.log(HELD_FACTOR) / math.sqrt(gain) if gain > 1e-6 else math.inf
+        doubt[name] = 2 * math.log(HELD_FACTOR) / math.sqrt(gain) if gain > 1e-6 else math.inf
     return {
         "held_factor": HELD_FACTOR,
         "cost_ratio_when_held": {
             name: [round(value / cost, 4) for value in costs] for name, costs in held.items() if cost > 0
         },
-        "relative_uncertainty": {name: round(sd, 4) if sd < 10 else None for name, sd in doubt.items()},
+        "relative_uncertainty_95_percent": {name: round(sd, 4) if sd < 10 else None for name, sd in doubt.items()},
         "in_words": {
             name: f"{value:.3g}: {_sentence(doubt[name]) if name in doubt else 'not looked at, the fit ran out of time'}"
             for name, value in values.items()

@@ -41,6 +41,8 @@ _POOL_FACTORS: Final = (0.4, 0.6, 0.8, 1.25, 1.6, 2.5)
 _CLEAR: Final = {"num_kv_blocks": 0.97, "pipeline_depth": 0.85}
 """Another value of these is taken where it lowers the cost to this share: the data must speak for it. Depth 2 is vLLM's
 default, and coefficients make up for a wrong depth: 0.98 of the cost was seen, with twice the error on held-out runs."""
+_BETTER: Final = 0.99
+"""Share of the cost from which another place of the search is better."""
 _MAX_BLOCKS: Final = 2**22
 MIN_RUNS: Final = 4
 
@@ -196,6 +198,7 @@ def fit_runs(
     problem.prior_weight = min(PRIOR_WEIGHT, run_noise(problem.data_cost(names, best.values), len(runs)))
     best = _polished(problem, names, best.values)
     best, tried = _server_facts(problem, names, best, server)
+    best, held = _explored(problem, names, best)
     if not np.isfinite(best.cost) or _mean_error(problem, names, best.values) > 1.0:
         raise NoResult("no step costs come within 100 % of these runs: are they of one server, and the settings right?")
     profile = problem.profile(names, best.values)
@@ -215,7 +218,7 @@ def fit_runs(
             runs,
             dict(zip(names, np.exp(best.values).tolist(), strict=True)),
             problem.data_cost(names, best.values),
-            _when_held(problem, names, best.values),
+            held,
         ),
         "stopped_early": time.monotonic() > problem.deadline_s,
     }
@@ -388,20 +391,39 @@ def _pools(problem: Problem) -> list[int]:
     return sorted({blocks for blocks in (*around, *spread, problem.template.num_kv_blocks) if blocks >= least})
 
 
-def _when_held(problem: Problem, names: tuple[str, ...], values: Floats) -> dict[str, tuple[float, float]]:
-    """Cost to the data with each coefficient held below and above its value, and the others fitted again."""
-    costs = {}
+def _explored(problem: Problem, names: tuple[str, ...], best: _Best) -> tuple[_Best, dict[str, tuple[float, float]]]:
+    """What holding each coefficient costs; once over again from a better place, where that was found on the way."""
+    held, other = _when_held(problem, names, best.values)
+    if other.cost < _BETTER * best.cost and time.monotonic() < problem.deadline_s:
+        best = _polished(problem, names, other.values)
+        held, _ = _when_held(problem, names, best.values)
+    return best, held
+
+
+def _when_held(
+    problem: Problem, names: tuple[str, ...], values: Floats
+) -> tuple[dict[str, tuple[float, float]], _Best]:
+    """Cost to the data with each coefficient held below and above its value, and the others fitted again.
+
+    Also the best coefficients met on the way, by the whole cost: a search along a valley may end before its bottom.
+    """
+    costs: dict[str, tuple[float, float]] = {}
+    met = _Best(values)
     for place, name in enumerate(names):
         free = names[:place] + names[place + 1 :]
         pair = []
         for factor in (1 / HELD_FACTOR, HELD_FACTOR):
-            problem.held = {name: float(np.exp(values[place])) * factor}
+            moved = values[place] + np.log(factor)
+            problem.held = {name: float(np.exp(moved))}
             found = problem.search(free, [np.delete(values, place)], evaluations=8)
             pair.append(problem.data_cost(free, found.values))
+            problem.held = {}
+            whole = np.insert(found.values, place, moved)
+            if (cost := problem.cost(names, whole)) < met.cost:
+                met = _Best(whole, cost)
         if time.monotonic() < problem.deadline_s:  # a search cut short would make any coefficient look indispensable
             costs[name] = (pair[0], pair[1])
-    problem.held = {}
-    return costs
+    return costs, met
 
 
 def _mean_error(problem: Problem, names: tuple[str, ...], values: Floats) -> float:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
@@ -67,6 +68,12 @@ def chosen(runs: Sequence[FitRun], configs: list[str], of_seeds: set[int] | None
     return [run for run in runs if fits(run)]
 
 
+def natural(text: str) -> list[tuple[float, str]]:
+    """Sorts λ=0.4 before λ=1.2 before λ=10."""
+    parts = re.split(r"(\d+(?:\.\d+)?)", text)
+    return [(float(part), "") if place % 2 else (-1.0, part) for place, part in enumerate(parts)]
+
+
 def server_of(runs: Sequence[RunResult], options: argparse.Namespace) -> Server:
     first = runs[0]
     told_length = first.flags.get("--max-model-len", "")
@@ -88,7 +95,7 @@ def errors(profile: Profile, runs: Sequence[FitRun]) -> dict[str, Any]:
     measured = fleet.measured[:, PLACES]
     per_run = predicted / measured - 1
     rows = []
-    for (setting, regime), members in fleet.cells():
+    for (setting, regime), members in sorted(fleet.cells(), key=lambda cell: (cell[0][0], natural(cell[0][1]))):
         rows.append(
             {
                 "setting": runs[members[0]].config,
@@ -128,7 +135,7 @@ def show(served: str, profile: Profile, fitted: int, found: dict[str, Any], per_
         [
             "setting, regime",
             "runs",
-            *(f"{name} {what}" for name in SHOWN.values() for what in ("s", "error", "per run")),
+            *(f"{name} {what}" for name in SHOWN.values() for what in ("measured s", "error", "per run")),
         ],
         [
             (
