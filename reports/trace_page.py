@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ppas_core.files import write_atomically
+from ppas_core.policy import PolicyParams
 from reports import html
 from reports.drawing import axis, blank
 from reports.numbers import cleaned, counted, duration, percent, significant
@@ -39,6 +40,7 @@ def render(facts: Mapping[str, Any]) -> str:
         simulated=True,
         lead=_lead(facts),
         profile=cleaned(found["profile"]),
+        setting=PolicyParams.from_dict(found["setting"]).label(),
         findings=[cleaned(sentence, 1000) for sentence in found["findings"]],
         about=[panel.id for panel in panels],
         thresholds=[panel.id for panel in thresholds],
@@ -80,7 +82,7 @@ def _lengths(facts: Mapping[str, Any], name: str) -> Panel:
     figure = _bars(labels, found["requests"], "%{y} requests of %{x} tokens", name.capitalize(), "Requests")
     figure.update_layout(xaxis={"type": "category"})
     alt = "; ".join(f"{label}: {count}" for label, count in zip(labels, found["requests"], strict=True))
-    caption = f"Requests by {name}, each bar twice as wide as the one before."
+    caption = f"Requests by {name}, each bar over twice the range of the one before."
     return Panel(name.replace(" ", "-"), name.capitalize(), caption, f"{caption} {alt}.", (), {"": figure})
 
 

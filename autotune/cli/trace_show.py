@@ -13,6 +13,7 @@ from rich.markup import escape
 from autotune.cli import console
 from autotune.cli.settings import PrefixCaching, profile_option
 from autotune.settings import parse_setting
+from ppas_core.errors import InvalidInput
 from search_spaces.space import load_space
 from traces.describe import describe
 from traces.format import SESSIONS, read_trace
@@ -38,12 +39,17 @@ def show(
         str, typer.Option(help="With --profile: the search space whose thresholds are tried: a preset or a file.")
     ] = "ppas",
     prefix_caching: PrefixCaching = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", help="With --profile: write a page with figures here.", show_default=False)
+    ] = None,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for pipes.")] = False,
 ) -> None:
     """Look before you tune: load over time, burstiness, lengths, prefixes, sessions; and what a profile makes of it.
 
     Example: ppas trace show traffic.jsonl --profile rtx5090-qwen2.5-3b --space ppas-plus
     """
+    if html is not None and profile is None:
+        raise InvalidInput("the page says what the trace means on a profile; give --profile with --html")
     trace = read_trace(file)
     facts = describe(trace)
     if profile is not None:
@@ -54,6 +60,11 @@ def show(
         server = load_profile(profile_option(profile))
         server = replace(server, prefix_caching=prefix_caching or server.prefix_caching)
         facts["predicted"] = look(trace, server, params, tried)
+    if html is not None:
+        from reports.trace_page import write_trace_page
+
+        write_trace_page(facts, html)
+        console.err.print(escape(f"page: {html}"))
     if json_output:
         console.print_json(facts)
         return

@@ -32,6 +32,7 @@ def test_the_page_says_what_show_says_and_that_it_is_simulated() -> None:
     assert "Pressure is never reached from n_th = 2 on" in page
     assert "Simulated, not measured on a server" in page
     assert "The load is moderate" in page
+    assert "On rtx5090-qwen2.5-3b, under 2/16384/2048 prefill" in page
     assert page.count('class="card figure"') == 5
     assert len(page) < 6e6
 
