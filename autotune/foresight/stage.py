@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import pandas as pd
 
-from autotune.calibrate import calibrate
+from autotune.calibrate import calibrate_plan
 from autotune.foresight.forecast import Forecast, forecast
 from autotune.foresight.guide import Guide, Judgement, Measured
 from autotune.live import LiveEvaluator
@@ -133,7 +133,7 @@ def foresee(study: Measurement) -> tuple[Foresight | None, str | None]:
             return Foresight(study, plan.profile, source), None
         if spec.server is not None and spec.server.url is not None:
             return None, "no profile is given, and a joined server's steps are not known, so nothing was simulated"
-        return Foresight(study, _calibrated(study, plan.evaluator), source), None
+        return Foresight(study, _calibrated(study), source), None
     except NoResult as error:
         if error.stops_study:
             raise
@@ -160,17 +160,13 @@ def refit(profile: Profile, steps: Sequence[pd.DataFrame]) -> Profile:
     )
 
 
-def _calibrated(study: Measurement, evaluator: LiveEvaluator) -> Profile:
+def _calibrated(study: Measurement) -> Profile:
     """The profile that an earlier process of this study measured, or a new one; kept in the run folder."""
     plan, file = study.plan, study.run.path / "calibrated.json"
     if file.exists():
         return load_profile(str(file))
-    profile = calibrate(
-        evaluator,
-        plan.tuning,
-        budgets=sorted({params.b_max for _, params in plan.known} | {plan.space.max_b_max}),
-        max_num_seqs=plan.reference.max_num_seqs,
-        reference=plan.reference,
+    profile = calibrate_plan(
+        plan,
         name=f"{plan.spec.name}-calibrated",
         target_s=parse_duration_s(plan.spec.calibration),
         progress=study.progress,
