@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from autotune import aggregate
+from autotune.cli import app
 from autotune.evaluate import SimulatedEvaluator, request_arrays
+from autotune.plan import simulated_evaluator
+from autotune.spec import parse_spec
 from ppas_core.errors import InvalidInput
 from ppas_core.policy import PolicyParams
 from ppas_core.sim.blocks import PrefixCache
@@ -18,7 +24,7 @@ from ppas_core.sim.prefixes import SharedPrefixes
 from ppas_core.sim.profile import DEFAULT_PROFILE, Profile, load_profile
 from ppas_core.sim.reference import Request
 from ppas_core.sim.simulate import RequestArrays, RequestBatch, simulate, simulate_many
-from traces.format import Trace, TraceRequest
+from traces.format import Trace, TraceRequest, write_trace
 from traces.prompts import Vocabulary, prompt_ids
 
 PLAIN = load_profile(DEFAULT_PROFILE)
@@ -140,3 +146,17 @@ def test_prefixes_that_do_not_cover_the_prompts_are_refused() -> None:
         RequestArrays(np.zeros(1), np.array([32]), np.array([1]), prefixes=two)
     with pytest.raises(InvalidInput, match="block_size is 0"):
         SharedPrefixes.of(0, [])
+
+
+def test_simulate_and_a_study_switch_the_cache_on_and_tell_its_share(tmp_path: Path) -> None:
+    path = tmp_path / "shared.jsonl"
+    write_trace(trace((0, 1500, (1, 2, 3)), (9, 1000, (1, 2))), path)
+    shares = []
+    for flags in ([], ["--prefix-caching"]):
+        run = CliRunner().invoke(app, ["simulate", "ppas", "-t", str(path), "--json", *flags])
+        assert run.exit_code == 0, run.output
+        shares.append(json.loads(run.stdout)[0]["cached_share"])
+    assert shares == [None, pytest.approx(992 / 2500)]
+    caching = simulated_evaluator(parse_spec({"name": "cached", "prefix_caching": True}, "test"))
+    assert caching.profile.prefix_caching
+    assert caching.describe()["prefix_caching"] is True
