@@ -53,6 +53,7 @@ def on_a_terminal(
         screen += data.decode(errors="replace")
         if waiting and waiting[0][0] in plain(screen)[looked_at:]:
             looked_at = plain(screen).index(waiting[0][0], looked_at) + len(waiting[0][0])
+            time.sleep(0.3)  # as a person: a key in the instant in which a prompt appears may be lost
             os.write(ours, waiting.pop(0)[1])
     os.close(ours)
     if process.poll() is None and time.monotonic() >= deadline:
