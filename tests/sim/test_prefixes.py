@@ -16,6 +16,7 @@ from autotune import aggregate
 from autotune.cli import app
 from autotune.evaluate import SimulatedEvaluator, request_arrays
 from autotune.plan import simulated_evaluator
+from autotune.records import request_table
 from autotune.spec import parse_spec
 from ppas_core.errors import InvalidInput
 from ppas_core.policy import PolicyParams
@@ -126,6 +127,7 @@ def test_the_evaluator_reports_cached_tokens_and_doubts_a_profile_that_ignores_s
     plain = SimulatedEvaluator(PLAIN).replay(PARAMS, requests)
     assert plain.requests.cached_tokens is None
     assert aggregate.cached_share([plain]) is None
+    assert request_table([caching, plain])["cached_tokens"].tolist() == [0, 992, -1, -1]
     doubts = [SimulatedEvaluator(profile).doubts(PARAMS, [requests]) for profile in (PLAIN, CACHING)]
     assert [any("prefix_caching" in doubt for doubt in said) for said in doubts] == [True, False]
 
