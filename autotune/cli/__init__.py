@@ -9,6 +9,7 @@ import typer
 from autotune.cli import (
     calibrate,
     evaluate,
+    fit,
     init,
     replay,
     serving,
@@ -53,6 +54,7 @@ study.add_to(app)
 status.add_to(app)
 settings.add_to(app)
 calibrate.add_to(app)
+fit.add_to(app)
 evaluate.add_to(app)
 replay.add_to(app)
 serving.add_to(app)
