@@ -174,8 +174,17 @@ def mark(tmp_path: Path) -> Iterator[str]:
 def test_a_killed_server_is_a_failed_trial_and_a_killed_tuner_loses_none(tmp_path: Path, mark: str) -> None:
     """The server dies in a trial: recorded, restarted, went on. The tuner dies in a trial: nothing is left, nothing lost."""
     study = yaml.safe_load(EXAMPLE.read_text())
+    wrapper = tmp_path / "wrapper.sh"  # the server is its child, as it is a profiler's
+    wrapper.write_text('output=$1; shift; echo profiled > "$output.profile"; "$@" & wait')
     study["server"] |= {"model": str(EXAMPLE.parent / "tiny-qwen2"), "cold_check": False, "request_timeout": "30s"}
-    study |= {"trials": 3, "simulate": False, "static_budgets": [256, 1024], "tuning_seeds": [0], "held_out_seeds": [10]}
+    study["server"]["wrapper"] = ["sh", str(wrapper), "{output}"]
+    study |= {
+        "trials": 3,
+        "simulate": False,
+        "static_budgets": [256, 1024],
+        "tuning_seeds": [0],
+        "held_out_seeds": [10],
+    }
     study["workload"]["rates_per_s"] = [6.0]
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump(study))
@@ -191,7 +200,9 @@ def test_a_killed_server_is_a_failed_trial_and_a_killed_tuner_loses_none(tmp_pat
     assert first.poll() is None, (tmp_path / "first.log").read_text()
     size = steps.stat().st_size
     _wait(lambda: steps.stat().st_size > size + 2000, 60, "a trial to be under way")
-    servers = [pid for pid in _marked(mark) if b"api_server" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in _marked(mark)}
+    around = (b"server_guard", b"wrapper.sh")
+    servers = [pid for pid, line in lines.items() if b"api_server" in line and not any(word in line for word in around)]
     assert servers
     os.kill(min(servers), signal.SIGKILL)
 
@@ -207,6 +218,8 @@ def test_a_killed_server_is_a_failed_trial_and_a_killed_tuner_loses_none(tmp_pat
     assert second.returncode == 0, second.stderr
     assert not _marked(mark)
     assert set(before) <= set(_complete(database)), "a finished trial was lost or measured again"
+    for log in (run / "servers").glob("server-*.log"):
+        assert log.with_suffix(".profile").read_text() == "profiled\n"
     results = StudyResults.load(run / "results.json")
     assert Counter(trial.arm for trial in results.trials) == {"reference": 1, "static": 2, "search": 3}
     failed = [trial for trial in results.trials if trial.state == "failed"]

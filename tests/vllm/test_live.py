@@ -16,9 +16,14 @@ import pytest
 from live_server import ROOT, Server
 
 from autotune.export import write_export
+from autotune.plan import make_plan
+from autotune.runfolder import folder_name
+from autotune.spec import parse_spec
+from autotune.sweep import sweep
 from ppas_core.policy import PolicyParams, QueueState, Scope, decide
 from ppas_core.vllm import live
 from ppas_core.vllm.steplog import read_step_log
+from traces.format import Trace, TraceRequest, write_trace
 
 pytestmark = pytest.mark.live
 
@@ -200,6 +205,48 @@ def test_the_published_variables_alone_switch_it_on(servers: tuple[Server, Serve
     assert assert_rows_follow(rows_of(server), params) == {"max", "pressure"}
     assert f"P-PAS settings: {params.label()} (from environment); SyncPpasScheduler" in server.log.read_text()
     assert server.call("GET", "/ppas/status")[0] == 404  # the routes are off unless VLLM_PLUGINS names them
+
+
+@pytest.mark.parametrize("way", ["route", "file"])
+def test_a_study_joins_this_server_and_each_of_its_trials_runs_its_own_settings(
+    server: Server, tmp_path: Path, way: str
+) -> None:
+    """The acknowledgements and the server's own step log prove it; afterwards it lives, with the settings that it had."""
+    server.complete(100, 2)  # there is a step log from now on
+    engine, before = server.status()["engine"], server.status()["in_force"]["ppas"]
+    first_row = int(rows_of(server)["step"].max())
+    requests = tuple(TraceRequest(0.05 * number, 1500, 4) for number in range(4))
+    write_trace(Trace("few", requests, regime="only"), tmp_path / "few.jsonl")
+    write_trace(Trace("unused", requests[:2], regime="only"), tmp_path / "unused.jsonl")
+    joined = {"url": f"http://127.0.0.1:{server.port}", "model": str(server.model), "vocabulary_size": 512}
+    if way == "file":
+        joined["settings_file"] = str(server.settings_file)
+    study = {
+        "name": "joined",
+        "backend": "vllm",
+        "server": {**joined, "max_send_lag_ms": 200},
+        "reference": EXPORTED.to_dict(),
+        "space": {"preset": "ppas", "b_max": 2048, "b_cap": {"low": 64, "high": 2048, "step": 64}, "max_num_seqs": 16},
+        "published": [],
+        "static_budgets": [256, 1024],
+        "workload": {"family": "files", "tuning": ["few.jsonl"], "held_out": ["unused.jsonl"]},
+    }
+    swept = sweep(make_plan(parse_spec(study, "test"), tmp_path), tmp_path / "run")
+    assert [one.outcome.reason for one in swept] == [None] * 3
+    rows = rows_of(server)
+    rows = rows[rows["step"] > first_row]
+    for one in swept:
+        (about,) = json.loads((tmp_path / "run/sweep" / folder_name(one.params.label()) / "replays.json").read_text())
+        assert (about["ack"]["status"], about["ack"]["ppas"]) == ("applied", one.params.to_dict())
+        own = rows[rows["settings_version"] == about["ack"]["version"]]
+        assert_rows_follow(own, one.params)
+        assert own["prefill_tokens"].sum() >= 4 * 1500
+        steps = read_step_log(server.step_log)  # those without tokens count as well
+        assert 4 <= sum(about["branch_steps"].values()) <= (steps["settings_version"] == about["ack"]["version"]).sum()
+    state = server.status()
+    assert state["engine"] == engine
+    assert state["in_force"]["ppas"] == before
+    server.complete(100, 2)
 
 
 def test_sigterm_to_the_launcher_ends_everything_and_keeps_the_log(servers: tuple[Server, Server]) -> None:
