@@ -24,12 +24,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from autotune.calibration.fit_runs import Server, fit_runs, with_held_out
+from autotune.calibration.runs_simulated import FitRun, Fleet, simulatable
 from autotune.cli.console import Bar, err, out, print_json, table
-from autotune.fit_runs import Server, fit_runs, with_held_out
 from autotune.runlogs.configs import parse_mapping
 from autotune.runlogs.model import METRICS, RunResult
 from autotune.runlogs.read import read_runs
-from autotune.runs_simulated import FitRun, Fleet, simulatable
 from ppas_core.errors import InvalidInput, PpasError
 from ppas_core.sim.profile import Profile, load_profile
 

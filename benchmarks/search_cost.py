@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 from autotune import aggregate
-from autotune.calibrate import calibrate
+from autotune.calibration.calibrate import calibrate
 from autotune.evaluate import SimulatedEvaluator
 from autotune.foresight.forecast import Forecast, forecast
 from autotune.foresight.guide import Guide, Measured

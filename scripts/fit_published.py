@@ -1,6 +1,6 @@
 """Fit simulator profiles to the runs published with the P-PAS paper: `fit_published.py LOG... [--out FOLDER]`.
 
-Only runs with a static budget are fitted (`autotune.fit_runs`). The P-PAS runs of a log are held out: they choose
+Only runs with a static budget are fitted (`autotune.calibration.fit_runs`). The P-PAS runs of a log are held out: they choose
 nothing, neither a coefficient nor a term; the error on them is written beside the fit, with what the published
 comparison looks like in simulation.
 """
@@ -20,11 +20,11 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from autotune.calibration.fit_runs import Server, fit_runs, with_held_out
+from autotune.calibration.runs_simulated import FitRun, Fleet, simulatable
 from autotune.cli.console import Bar
-from autotune.fit_runs import Server, fit_runs, with_held_out
 from autotune.runlogs.model import METRICS
 from autotune.runlogs.read import read_runs
-from autotune.runs_simulated import FitRun, Fleet, simulatable
 from ppas_core.sim.profile import Profile
 
 Floats = npt.NDArray[np.float64]

@@ -65,7 +65,9 @@ def calibrate(
         raise InvalidInput(f"{output}: a profile is a .json file, by which `--profile` knows it; name one")
     target_s = parse_duration_s(target)
     spec = load_spec(study)
-    from autotune.calibrate import calibrate_plan  # numba and scipy load here, after the study file was checked
+    from autotune.calibration.calibrate import (
+        calibrate_plan,
+    )  # numba and scipy load here, after the study file was checked
     from autotune.live import LiveEvaluator
     from autotune.plan import make_plan
 

@@ -65,10 +65,10 @@ def fit(
     if output.suffix != ".json":
         raise InvalidInput(f"{output}: a profile is a .json file, by which `--profile` knows it; name one")
     limit_s = parse_duration_s(time_limit)
-    from autotune.fit_runs import Server, fit_runs, with_held_out  # numba and scipy load here
+    from autotune.calibration.fit_runs import Server, fit_runs, with_held_out  # numba and scipy load here
+    from autotune.calibration.runs_simulated import simulatable
     from autotune.runlogs.configs import parse_mapping
     from autotune.runlogs.read import read_runs
-    from autotune.runs_simulated import simulatable
 
     found = read_runs(log)
     served = sorted({run.served for run in found.runs})

@@ -8,7 +8,7 @@ from typing import Final, Literal
 
 import pandas as pd
 
-from autotune.calibrate import calibrate_plan
+from autotune.calibration.calibrate import calibrate_plan
 from autotune.foresight.forecast import Forecast, forecast
 from autotune.foresight.guide import Guide, Judgement, Measured
 from autotune.live import LiveEvaluator

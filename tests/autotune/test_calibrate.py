@@ -14,11 +14,11 @@ import pytest
 from typer.testing import CliRunner
 
 from autotune import metrics
-from autotune.calibrate import MeasuredServer, calibrate, calibrate_plan, fit_profile
-from autotune.calibration_replays import Aim, Pace, check_trace
-from autotune.calibration_replays import plan as replays_of
+from autotune.calibration.calibrate import MeasuredServer, calibrate, calibrate_plan, fit_profile
+from autotune.calibration.device import device_name
+from autotune.calibration.replays import Aim, Pace, check_trace
+from autotune.calibration.replays import plan as replays_of
 from autotune.cli import app
-from autotune.device import device_name
 from autotune.evaluate import SimulatedEvaluator
 from autotune.plan import make_plan
 from autotune.records import Replay

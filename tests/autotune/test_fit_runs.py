@@ -12,12 +12,12 @@ from small_study import write_study
 from sweep_log import row, simulated_log, write_rows
 from typer.testing import CliRunner
 
+from autotune.calibration.fit_runs import Server, fit_runs, with_held_out
+from autotune.calibration.runs_simulated import FitRun, Fleet, simulatable
 from autotune.cli import app
-from autotune.fit_runs import Server, fit_runs, with_held_out
 from autotune.runlogs.configs import parse_mapping, setting_of
 from autotune.runlogs.read import read_runs
 from autotune.runlogs.workloads import requests_of
-from autotune.runs_simulated import FitRun, Fleet, simulatable
 from ppas_core.defaults import published
 from ppas_core.errors import InvalidInput
 from ppas_core.policy import PolicyParams, Scope

@@ -17,8 +17,8 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from autotune.calibration.runs_simulated import Fleet, simulatable
 from autotune.runlogs.read import read_runs
-from autotune.runs_simulated import Fleet, simulatable
 from ppas_core.defaults import published
 from ppas_core.policy import PolicyParams
 from ppas_core.sim.profile import load_profile

@@ -12,9 +12,9 @@ from typing import Any, Final
 import numpy as np
 
 from autotune import interrupt, metrics, provenance
-from autotune.calibration_replays import DEFAULT_TARGET_S, Aim, Pace, check_seconds, check_trace
-from autotune.calibration_replays import plan as replays_of
-from autotune.device import device_name
+from autotune.calibration.device import device_name
+from autotune.calibration.replays import DEFAULT_TARGET_S, Aim, Pace, check_seconds, check_trace
+from autotune.calibration.replays import plan as replays_of
 from autotune.evaluate import Evaluator, SimulatedEvaluator
 from autotune.plan import Plan
 from autotune.progress import Progress, Silent

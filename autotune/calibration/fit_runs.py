@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
-from autotune.fit_notes import HELD_FACTOR, identifiability, measured_range, run_noise
-from autotune.fit_priors import COEFFICIENTS, RAMP, Prior, prior_of
+from autotune.calibration.fit_notes import HELD_FACTOR, identifiability, measured_range, run_noise
+from autotune.calibration.fit_priors import COEFFICIENTS, RAMP, Prior, prior_of
+from autotune.calibration.runs_simulated import FitRun, Fleet
 from autotune.progress import Progress, Silent
 from autotune.runlogs.model import METRICS
-from autotune.runs_simulated import FitRun, Fleet
 from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.sim.cost import StepCost
 from ppas_core.sim.profile import Profile
@@ -227,7 +227,7 @@ def fit_runs(
         "source": sorted({run.file for run in runs}),
         "runs_fitted": f"{len(runs)} runs: " + ", ".join(sorted({run.params.label() for run in runs}))[:400],
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "fitted_by": "ppas, run-level fit (autotune.fit_runs)",
+        "fitted_by": "ppas, run-level fit (autotune.calibration.fit_runs)",
     }
     return replace(profile, provenance=provenance, fit=notes)
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from autotune.runs_simulated import FitRun
+from autotune.calibration.runs_simulated import FitRun
 
 HELD_FACTOR: Final = 2.0
 """By how much a coefficient is moved to see whether the others can make up for it."""
