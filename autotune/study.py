@@ -32,7 +32,8 @@ from ppas_core.policy import PolicyParams
 from search_spaces.space import Space
 
 _FAILED: Final = "failed"
-_MEASURED: Final = "measured"
+MEASURED: Final = "measured"
+"""The attribute of a trial that holds its outcome."""
 _FAILING: Final = ("full", "readonly", "disk I/O", "locked")
 """Words of SQLite about the machine rather than the file."""
 _NO_MEASUREMENT_YET: Final = 10.0
@@ -157,7 +158,7 @@ class Search:
             self._study.set_metric_names(list(self._objectives))
         begun = self._study.get_trials(deepcopy=False)
         # A seeded sampler that is started again would repeat its first points: move its stream on.
-        self._study.sampler = _make_sampler(sampler, seed + len(begun), deterministic)
+        self._study.sampler = make_sampler(sampler, seed + len(begun), deterministic)
         for first_arm, params in first[len(begun) :]:
             self._study.enqueue_trial(self._space.encode(params), user_attrs={"arm": first_arm})
 
@@ -187,7 +188,7 @@ class Search:
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             trial = Trial(self._study, interrupted[0]._trial_id) if interrupted else self._study.ask()
             params = self._space.suggest(trial)
-        if _MEASURED not in trial.user_attrs:
+        if MEASURED not in trial.user_attrs:
             self._write(trial, params, evaluate(trial.number, params))
         outcome = _read_outcome(trial.user_attrs)
         good = outcome.reason is None
@@ -219,7 +220,7 @@ class Search:
         # Every trial sets the constraint: the GP sampler raises when one lacks it.
         trial.set_constraint(_FAILED, 0.0 if outcome.reason is None else 1.0)
         trial.set_user_attr("settings", params.to_dict())
-        trial.set_user_attr(_MEASURED, outcome.to_dict())
+        trial.set_user_attr(MEASURED, outcome.to_dict())
 
     def _read(self, trial: FrozenTrial) -> SearchTrial:
         attrs = trial.user_attrs
@@ -276,10 +277,11 @@ class _ValueOf:
 
 
 def _read_outcome(user_attrs: dict[str, Any]) -> Outcome:
-    return Outcome.from_dict(user_attrs[_MEASURED])
+    return Outcome.from_dict(user_attrs[MEASURED])
 
 
-def _make_sampler(name: str, seed: int, deterministic: bool) -> BaseSampler:
+def make_sampler(name: str, seed: int, deterministic: bool) -> BaseSampler:
+    """The sampler of that name, with its own stream of random numbers. Raises InvalidInput for another name."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         match name:
