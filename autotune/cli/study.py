@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from autotune.cli import console, server_options
+from autotune.cli import console, server_options, worker
 from autotune.cli.settings import profile_option
 from autotune.progress import Progress, Silent, Together
 from autotune.results import StudyResults
@@ -73,13 +73,16 @@ def tune(
     settings_file: server_options.SettingsFile = None,
     token_file: server_options.TokenFile = None,
     restart_per_trial: server_options.RestartPerTrial = False,
+    storage: worker.Storage = None,
+    heartbeat: worker.HeartbeatEvery = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")] = False,
     json_output: Json = False,
 ) -> None:
     """Search for the best settings, compare them on held-out traces, write report and export.
 
     The same command resumes a study that was interrupted or killed: every finished trial is kept. A larger --trials
-    extends it, a smaller one finishes with what there is.
+    extends it, a smaller one finishes with what there is. With --storage the search is shared with `ppas worker`
+    processes; this one works with them, and finishes the study.
     """
     spec = load_spec(study)
     spec = _override(
@@ -92,10 +95,18 @@ def tune(
         },
     )  # fmt: skip
     path = run or Path("runs") / spec.name
+    where = worker.storage_url(storage, heartbeat)
     from autotune.cli import pipeline  # Optuna, numba and Plotly load here, after the study file was checked
 
     progress: Progress = Silent() if quiet else console.Bar()
-    results = pipeline.run_study(spec, path, base=study.parent, progress=progress, say=None if quiet else _say)
+    results = pipeline.run_study(
+        spec,
+        path,
+        base=study.parent,
+        progress=progress,
+        say=None if quiet else _say,
+        shared=None if where is None else worker.make_shared(where, heartbeat),
+    )
     if json_output:
         console.print_json(_summary(results, path))
     elif not quiet:

@@ -1,0 +1,89 @@
+"""Who may take part in a shared study: those with the same plan, on a like machine.
+
+The first process that registers sets the plan; every other one must have the same study, space, reference and traces, and
+a machine that measures alike: model, flags, vLLM and GPU of a live study, the simulator's profile of a simulated one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final
+
+from autotune.calibration.device import device_name
+from autotune.export.common import sha256
+from autotune.plan import Plan
+from autotune.records import Origin
+from autotune.runfolder import identity
+from ppas_core.errors import InvalidInput
+from ppas_core.plain_json import dump_json, load_json
+
+_OF_ONE_MACHINE: Final = ("url", "wrapper", "environment", "server_starts", "server")
+"""What may differ between like machines: where the server is, and how it is started there."""
+_FACTS: Final = ("vllm_version", "max_model_len", "block_size")
+_COUNT: Final = re.compile(r"\b\d+ x ")
+_SECRET_FLAG: Final = re.compile(r"^--?(?:api|.*key|.*token|.*password)", re.IGNORECASE)
+
+
+def agreed_plan(plan: Plan) -> dict[str, Any]:
+    """What all workers of the study must have in common, as plain JSON values."""
+    parts = identity(plan)
+    del parts["measured_on"]
+    spec = {key: value for key, value in parts.pop("spec").items() if key != "server"}
+    return {**{f"study.{key}": value for key, value in spec.items()}, **parts}
+
+
+def fingerprint(plan: Plan) -> dict[str, Any]:
+    """What must be alike where two workers measure, as plain JSON values; of a live study once its server was up."""
+    told = plan.evaluator.describe()
+    found = {key: value for key, value in told.items() if key not in _OF_ONE_MACHINE}
+    if "flags" in found:
+        found["flags"] = _without_secrets(found["flags"])
+    if plan.evaluator.origin is Origin.LIVE:
+        facts = told.get("server", {})
+        found |= {key: facts.get(key) for key in _FACTS}
+        if told.get("url") is None:
+            found["gpu"] = _COUNT.sub("", device_name())
+    plain: dict[str, Any] = load_json(dump_json(found))
+    return plain
+
+
+def digest(parts: Mapping[str, Any]) -> str:
+    """The digest of such parts."""
+    return sha256(dump_json(dict(sorted(parts.items()))).encode())
+
+
+def require_same(kind: str, theirs: Mapping[str, Any], ours: Mapping[str, Any], where: str) -> None:
+    """Raises InvalidInput, naming the first thing that differs with both values, unless the two are the same.
+
+    kind: `plan` or `machine`. where: the study and its storage, in words.
+    """
+    for key in dict.fromkeys([*theirs, *ours]):
+        if theirs.get(key) != ours.get(key):
+            remedy = (
+                "take the same study file, or another name for the study"
+                if kind == "plan"
+                else "measure on like machines only, or begin a study of its own here"
+            )
+            raise InvalidInput(
+                f"{where} was begun with another {kind}: {key} is {_short(theirs.get(key))} there, "
+                f"{_short(ours.get(key))} here; {remedy}"
+            )
+
+
+def _without_secrets(flags: list[str]) -> list[str]:
+    """The flags with `***` for the value of one that holds a key, a token or a password."""
+    shown: list[str] = []
+    for place, flag in enumerate(flags):
+        if place and _SECRET_FLAG.match(flags[place - 1]) and "=" not in flags[place - 1]:
+            shown.append("***")
+        elif _SECRET_FLAG.match(flag) and "=" in flag:
+            shown.append(f"{flag.partition('=')[0]}=***")
+        else:
+            shown.append(flag)
+    return shown
+
+
+def _short(value: object, limit: int = 200) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[:limit]}… (digest {sha256(text.encode())[:19]})"

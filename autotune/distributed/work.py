@@ -1,0 +1,173 @@
+"""A worker's loop: trials of a shared study until there are as many as were asked for."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from autotune import choose, interrupt
+from autotune.distributed.beats import HEARTBEAT_S
+from autotune.distributed.shared import SharedSearch, register
+from autotune.distributed.storage import OUTAGE_S, Patience, open_storage
+from autotune.distributed.url import StorageUrl
+from autotune.foresight.stage import Foresight
+from autotune.heartbeat import SEARCH_STAGE
+from autotune.measure import Measurement
+from autotune.plan import REFERENCE_EVERY, Plan
+from autotune.progress import Progress
+from autotune.runfolder import RunFolder, open_run
+from autotune.searching import Searching
+from autotune.study import Search, SearchTrial
+from ppas_core.files import write_atomically
+
+_NAME_FILE: Final = "worker.txt"
+_LOOK_EVERY_S: Final = 0.5
+"""How often a worker without a trial looks whether the last ones are done, or free again."""
+
+
+class Shared:
+    """The part of a study that several processes do together: the search, through the storage at `where`.
+
+    say: told of outages and of trials that went to others. heartbeat_s: of a study that begins with this process; the
+    others take over what it began with.
+    """
+
+    def __init__(
+        self,
+        where: StorageUrl,
+        *,
+        say: Callable[[str], None],
+        heartbeat_s: float = HEARTBEAT_S,
+        outage_s: float = OUTAGE_S,
+    ) -> None:
+        self.where = where
+        self._say = say
+        self._heartbeat_s = heartbeat_s
+        self._patience = Patience(where, say, outage_s)
+
+    def check(self) -> None:
+        """Opens the storage. Raises InvalidInput or NoResult: before a server is started or a folder made."""
+        open_storage(self.where, self._patience)
+
+    def search(self, study: Measurement) -> SharedSearch:
+        """This process's part in the search; its reference has been measured. Raises InvalidInput for a stranger."""
+        plan = study.plan
+        storage = open_storage(self.where, self._patience)
+        first, worker = register(
+            storage, plan, _name(study.run), study.base, where=self.where, heartbeat_s=self._heartbeat_s
+        )
+        return SharedSearch(
+            storage,
+            plan.spec.name,
+            first_worker=first,
+            worker=worker,
+            space=plan.space,
+            objectives=study.objectives,
+            sampler=plan.sampler,
+            seed=plan.spec.seed,
+            deterministic=not plan.evaluator.is_noisy,
+            known=plan.in_space,
+            say=self._say,
+        )
+
+    def searching(self, study: Measurement, foresight: Foresight | None) -> Searching:
+        """What runs the coordinator's search: it may end it early, and has every trial in its own run folder."""
+        return SharedSearching(study, foresight, coordinates=True)
+
+
+class SharedSearching(Searching):
+    """As `Searching`, on trials that others measure too.
+
+    coordinates: whether this process may change how many trials there will be. A worker that does not ends when its time
+    is up, and leaves the rest to the others.
+    """
+
+    def __init__(self, study: Measurement, foresight: Foresight | None, *, coordinates: bool) -> None:
+        super().__init__(study, foresight)
+        self._coordinates = coordinates
+
+    def search(self, search: Search, total: int) -> list[SearchTrial]:
+        """Takes trials until all are done, or this worker's time is up; returns every trial of the study so far."""
+        if not isinstance(search, SharedSearch):
+            raise AssertionError("the shared loop runs a shared search")
+        study, plan, progress = self._study, self._study.plan, self._study.progress
+        if self._coordinates:
+            search.ask_for(total)
+        done, mine = search.trials(), search.mine()
+        race = self._race([trial for trial in done if trial.number in mine])
+        budget_s, started = self._spec.time_budget_s(), time.perf_counter()
+        progress.begin(SEARCH_STAGE, search.total, len(done))
+        for number in range(REFERENCE_EVERY, len(mine) + 1, REFERENCE_EVERY):
+            self._watch_drift(number)
+        while len(done) < search.total:
+            interrupt.check()
+            if len(done) >= len(plan.in_space) and self.cut is None:
+                self.cut = self._ends(done, budget_s, time.perf_counter() - started, total)
+                if self.cut is not None and self._coordinates:
+                    search.close()  # what others measure at present still counts
+                elif self.cut is not None:
+                    break
+                elif self._coordinates:
+                    self._propose(search, done)
+            # Known settings are measured whole: they are what a race is run against.
+            measure = partial(self._measure, race if len(done) >= len(plan.in_space) else None)
+            trial = None if self.cut is not None and not search.has_next() else search.take(measure)
+            if trial is not None:
+                mine.add(trial.number)
+                if race is not None and trial.outcome.is_complete and trial.outcome.by_trace:
+                    race.finished(trial.outcome.by_trace, choose.score(trial.outcome.objectives, study.preferred))
+                if len(mine) % REFERENCE_EVERY == 0:
+                    self._watch_drift(len(mine))
+            else:
+                time.sleep(_LOOK_EVERY_S)
+                search.tend()
+            before, done = len(done), search.trials()
+            for _ in range(len(done) - before):
+                progress.advance(self._best_note(done))
+        progress.end()
+        self._keep(done)
+        return done
+
+    def _ends(self, done: list[SearchTrial], budget_s: float | None, spent_s: float, total: int) -> str | None:
+        """Why no further trial shall begin; None while one may."""
+        if budget_s is not None and spent_s >= budget_s:
+            return f"the time budget ended the search after {len(done)} of {total} settings"
+        if self._coordinates and (settled := self._settled(done)) is not None:
+            return f"the search ended after {len(done)} of {total} settings: {settled}"
+        return None
+
+    def _keep(self, done: Sequence[SearchTrial]) -> None:
+        """Has the run folder hold the settings and metrics of the trials that others measured."""
+        for trial in done:
+            folder = f"trials/{trial.number}"
+            if not (self._study.run.path / folder / "metrics.json").exists():
+                self._study.run.save_trial(folder, trial.params, trial.outcome, ())
+
+
+def work(plan: Plan, path: Path, progress: Progress, shared: Shared) -> tuple[list[SearchTrial], SharedSearch]:
+    """Takes part in the study with the run folder `path` of its own; returns the study's trials and this one's search.
+
+    Raises NoResult when the reference cannot be measured here: then no trial is taken.
+    """
+    shared.check()
+    with open_run(path, plan) as run, plan.evaluator.session(path / "servers"):
+        study = Measurement(plan, run, progress)
+        search = shared.search(study)
+        done = SharedSearching(study, None, coordinates=False).search(search, search.total)
+        run.write_manifest()
+        return done, search
+
+
+def _name(run: RunFolder) -> str:
+    """This worker's name: a token in its run folder, so that it knows what an earlier process of that folder left."""
+    file = run.path / _NAME_FILE
+    try:
+        return file.read_text(encoding="ascii").strip()
+    except FileNotFoundError:
+        name = secrets.token_hex(8)
+        write_atomically(file, f"{name}\n".encode())
+        return name
