@@ -19,7 +19,7 @@ from autotune.results import Lane, Setting, Timeline
 from ppas_core.sim.result import BRANCHES, StepLog
 from traces.format import Trace
 
-MAX_STRETCHES: Final = 800
+MAX_STRETCHES: Final = 600
 """Stretches that a lane keeps at most."""
 MAX_REQUESTS: Final = 2000
 """Requests whose arrivals are kept at most."""

@@ -295,28 +295,13 @@ def landscape(view: LandscapeView, *, terse: bool = False) -> Any:
     terse: hover texts without names, for many planes on one page.
     """
     figure = blank()
-    hover = (
-        [
-            [f"{tokens(x)} / {tokens(y)}: {percent(g)}" for x, g in zip(view.x, row, strict=False)]
-            for y, row in zip(view.y, view.gain_pct, strict=False)
-        ]
-        if terse
-        else [
-            [
-                f"{plotly_text(view.x_name)} {tokens(x)}<br>{plotly_text(view.y_name)} {tokens(y)}<br><b>"
-                + ("not allowed" if gain is None else percent(gain))
-                + "</b>"
-                for x, gain in zip(view.x, row, strict=False)
-            ]
-            for y, row in zip(view.y, view.gain_pct, strict=False)
-        ]
-    )
+    hover = [[_place_words(view, x, y, terse=terse) for x in view.x] for y in view.y]
     figure.add_heatmap(
         z=[[None if g is None else short(g) for g in row] for row in view.gain_pct],
         x=list(range(len(view.x))),
         y=list(range(len(view.y))),
         customdata=hover,
-        hovertemplate="%{customdata}<extra></extra>",
+        hovertemplate="%{customdata}<br><b>%{z:+.1f} %</b><extra></extra>",
         hoverongaps=False,
         zmid=0,
         zmin=-view.limit_pct,
@@ -358,6 +343,12 @@ def landscape(view: LandscapeView, *, terse: bool = False) -> Any:
         yaxis=axis(plotly_text(view.y_name), showgrid=False, zeroline=False, **_grid_ticks(view.y)),
     )
     return figure
+
+
+def _place_words(view: LandscapeView, x: int, y: int, *, terse: bool) -> str:
+    if terse:
+        return f"{tokens(x)} / {tokens(y)}"
+    return f"{plotly_text(view.x_name)} {tokens(x)}<br>{plotly_text(view.y_name)} {tokens(y)}"
 
 
 def _trials(

@@ -34,6 +34,7 @@ def timeline(view: TimelineView, *, close_up: bool = False) -> Any:
     low, high = view.close_up if close_up and view.close_up is not None else view.whole
     figure.update_layout(
         hovermode="x",
+        hoversubplots="axis",
         xaxis=axis(
             "Seconds from the start of the trace",
             range=[low, high],
@@ -79,7 +80,7 @@ def timeline(view: TimelineView, *, close_up: bool = False) -> Any:
         _requests(figure, shown, queue, first=number == 0)
         one_by_one = close_up and sum(s.steps for s in shown) <= _SPLIT
         _budgets(figure, shown, budget, view, first=number == 0, one_by_one=one_by_one)
-        _hover(figure, lane, shown, queue, budget)
+        _hover(figure, lane, shown, budget)
         figure.add_annotation(
             text=_title(lane),
             xref="paper",
@@ -204,25 +205,27 @@ def _bars(stretches: list[Stretch], *, used: bool, one_by_one: bool) -> tuple[li
     return x or [None], y or [None]
 
 
-def _hover(figure: Any, lane: LaneView, shown: list[Stretch], queue: str, budget: str) -> None:
-    texts = [_words(lane, s) for s in shown]
-    for y, heights in ((queue, [float(s.running) for s in shown]), (budget, [float(s.budget) for s in shown])):
-        figure.add_scatter(
-            x=[short((s.start_s + s.end_s) / 2) for s in shown],
-            y=heights,
-            yaxis=y,
-            mode="markers",
-            showlegend=False,
-            marker={"size": 12, "opacity": 0, "color": colour(_tint(lane.role))},
-            customdata=texts,
-            hovertemplate="%{customdata}<extra></extra>",
-        )
-
-
-def _words(lane: LaneView, s: Stretch) -> str:
-    words = BRANCHES.get(s.branch, (plotly_text(s.branch, 30), ""))[0]
-    steps = f"{s.steps:,} steps of {duration(s.step_s)}" if s.steps > 1 else f"one step of {duration(s.step_s)}"
-    return (
-        f"<b>{plotly_text(capitalised(lane.role), 30)}</b> · {steps}<br>budget {s.budget:,}: {words}"
-        f"<br>{s.tokens:,.0f} tokens scheduled a step<br>{s.running:,} running, {s.waiting:,} waiting"
+def _hover(figure: Any, lane: LaneView, shown: list[Stretch], y: str) -> None:
+    """Unseen marks that answer the pointer, in the lane's budget; the figure asks every lane at once."""
+    figure.add_scatter(
+        x=[short((s.start_s + s.end_s) / 2) for s in shown],
+        y=[float(s.budget) for s in shown],
+        yaxis=y,
+        mode="markers",
+        showlegend=False,
+        marker={"size": 12, "opacity": 0, "color": colour(_tint(lane.role))},
+        customdata=[
+            [
+                f"{s.steps:,} steps of {duration(s.step_s)}" if s.steps > 1 else f"1 step of {duration(s.step_s)}",
+                f"{s.budget:,}",
+                BRANCHES.get(s.branch, (plotly_text(s.branch, 30), ""))[0],
+                f"{s.tokens:,.0f}",
+                s.running,
+                s.waiting,
+            ]
+            for s in shown
+        ],
+        hovertemplate=f"<b>{plotly_text(capitalised(lane.role), 30)}</b> · %{{customdata[0]}}<br>%{{customdata[2]}}, "
+        "%{customdata[1]} tokens<br>%{customdata[3]} tokens scheduled a step<br>%{customdata[4]} running, "
+        "%{customdata[5]} waiting<extra></extra>",
     )

@@ -30,7 +30,8 @@ from reports.views import Missing
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _LONG = 24
-"""Strings from this length on are worth standing once."""
+_MANY = 12
+"""Strings and lists from this length on are worth standing once."""
 
 
 def write_report(results: StudyResults, path: Path) -> None:
@@ -137,19 +138,23 @@ def _policy(scripts: Any) -> str:
 
 
 def _data(shown: Mapping[str, Panel]) -> dict[str, Markup]:
-    """The figures as JSON. Long strings recur (the same trial in many figures), so they stand once, in `texts`."""
-    texts: dict[str, int] = {}
-    data = _script_json(_interned(_figures(shown), texts))
-    return {"data": Markup(data), "texts": Markup(_script_json(list(texts)))}  # noqa: S704 - escaped by _script_json
+    """The figures as JSON. Long strings and lists recur (the same trial in many figures), so they stand once, apart."""
+    kept: dict[str, int] = {}
+    data = _script_json(_interned(_figures(shown), kept))
+    parts = Markup("[" + ",".join(kept) + "]")  # noqa: S704 - escaped by _script_json
+    return {"data": Markup(data), "texts": parts}  # noqa: S704 - escaped by _script_json
 
 
-def _interned(value: Any, texts: dict[str, int]) -> Any:
+def _interned(value: Any, kept: dict[str, int]) -> Any:
+    """`value` with its long strings and lists replaced by their places in `kept`, which holds each once, as JSON."""
     if isinstance(value, str):
-        return {"$": texts.setdefault(value, len(texts))} if len(value) >= _LONG else value
+        return {"$": kept.setdefault(_script_json(value), len(kept))} if len(value) >= _LONG else value
     if isinstance(value, list):
-        return [_interned(item, texts) for item in value]
+        made = [_interned(item, kept) for item in value]
+        is_column = len(value) >= _MANY and not any(isinstance(item, dict) for item in value)
+        return {"$": kept.setdefault(_script_json(made), len(kept))} if is_column else made
     if isinstance(value, dict):
-        return {key: _interned(item, texts) for key, item in value.items()}
+        return {key: _interned(item, kept) for key, item in value.items()}
     return value
 
 

@@ -2,7 +2,10 @@
   "use strict";
   const root = document.documentElement;
   const read = (id, revive) => JSON.parse(document.getElementById(id).textContent, revive);
+  // What stands once: strings, and lists that may refer to what stands before them.
   const texts = read("report-texts");
+  const whole = (value) => (value && value.$ !== undefined ? texts[value.$] : Array.isArray(value) ? value.map(whole) : value);
+  texts.forEach((value, place) => { texts[place] = whole(value); });
   const source = read("report-data", (key, value) => (value && value.$ !== undefined ? texts[value.$] : value));
   const system = window.matchMedia("(prefers-color-scheme: dark)");
   const narrow = window.matchMedia("(max-width: 640px)");

@@ -14,6 +14,7 @@ import sample_study
 import yaml
 
 from autotune.results import StudyResults
+from autotune.timeline import MAX_STRETCHES
 from reports import html, panels, summary
 from reports.html import render, write_report
 from reports.panels import Panel
@@ -292,6 +293,39 @@ def test_three_hundred_trials_and_thousands_of_requests_stay_under_six_megabytes
     write_report(study, tmp_path / "report.html")
     assert time.process_time() - begun < 5
     assert (tmp_path / "report.html").stat().st_size < 6_000_000
+
+
+def test_the_largest_study_with_a_simulator_beside_it_stays_under_six_megabytes():
+    """300 trials, each foretold; a time line as long as one may be; a map for each of 24 pairs of knobs."""
+    study = sample_study.build(num_search=150, num_random=142, requests=400)
+    times = [i * 0.11 for i in range(MAX_STRETCHES)]
+    lanes = [
+        lane.model_copy(
+            update={
+                "start_s": times,
+                "end_s": [t + 0.0987 for t in times],
+                "steps": [1 + i % 7 for i in range(MAX_STRETCHES)],
+                "budget": [2944 if i % 3 else 16384 for i in range(MAX_STRETCHES)],
+                "branch": [int(i % 3 > 0) for i in range(MAX_STRETCHES)],
+                "running": [i % 9 for i in range(MAX_STRETCHES)],
+                "waiting": [i % 31 for i in range(MAX_STRETCHES)],
+                "tokens": [1234.5 + i for i in range(MAX_STRETCHES)],
+            }
+        )
+        for lane in study.timeline.lanes
+    ]
+    grid = [1024 * (i + 1) for i in range(12)]
+    plane = study.landscape.model_copy(
+        update={"x": grid, "y": grid, "ratio": [[1 - 0.00123 * (i + j) for i in range(12)] for j in range(12)]}
+    )
+    large = study.model_copy(
+        update={
+            "trials": [t.model_copy(update={"predicted": t.objectives}) for t in study.trials],
+            "timeline": study.timeline.model_copy(update={"lanes": lanes}),
+            "maps": [plane.model_copy(update={"fixed": {"n_th": n, "t_large": t}}) for n in range(6) for t in range(4)],
+        }
+    )
+    assert len(render(large).encode()) < 6_000_000
 
 
 def test_the_same_results_give_the_same_bytes_and_so_does_the_saved_file(tmp_path):
