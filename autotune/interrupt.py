@@ -35,6 +35,11 @@ def check() -> None:
         raise KeyboardInterrupt
 
 
+def forgive() -> None:
+    """Forgets an interrupt that was heeded; the next one counts anew."""
+    _requested.clear()
+
+
 def _on_sigint(_number: int, _frame: FrameType | None) -> None:
     _requested.set()
     raise KeyboardInterrupt

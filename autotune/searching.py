@@ -35,6 +35,7 @@ class Searching:
         self._foresight = foresight
         self.drift: list[DriftPoint] = []
         self.cut: str | None = None
+        self._hurried = False
 
     def search(self, search: Search, total: int) -> list[SearchTrial]:
         """The study's own search, up to `total` trials: guided, raced, watched for drift, within its time budget."""
@@ -48,29 +49,44 @@ class Searching:
         for number in range(REFERENCE_EVERY, len(done) + 1, REFERENCE_EVERY):
             self._watch_drift(number)  # measured by an earlier process, and read back
         while len(done) < total:
-            interrupt.check()
-            if len(done) >= len(plan.in_space):
-                if budget_s is not None and spent_s + time.perf_counter() - started >= budget_s:
-                    self.cut = f"the time budget ended the search after {len(done)} of {total} settings"
-                    break
-                if (settled := self._settled(done)) is not None:
-                    self.cut = f"the search ended after {len(done)} of {total} settings: {settled}"
-                    break
-                self._propose(search, done)
-            # Known settings are measured whole: they are what a race is run against.
-            done.append(search.step(partial(self._measure, race if len(done) >= len(plan.in_space) else None)))
-            if race is not None:
-                _note(race, done[-1], self._study.preferred)
-            progress.advance(self._best_note(done))
-            if len(done) % REFERENCE_EVERY == 0:
-                self._watch_drift(len(done))
+            try:
+                interrupt.check()
+                if len(done) >= len(plan.in_space):
+                    self.cut = self._ends(done, budget_s, spent_s + time.perf_counter() - started, total)
+                    if self.cut is not None:
+                        break
+                    self._propose(search, done)
+                # Known settings are measured whole: they are what a race is run against.
+                done.append(search.step(partial(self._measure, race if len(done) >= len(plan.in_space) else None)))
+                if race is not None:
+                    _note(race, done[-1], self._study.preferred)
+                progress.advance(self._best_note(done))
+                if len(done) % REFERENCE_EVERY == 0:
+                    self._watch_drift(len(done))
+            except KeyboardInterrupt:
+                if len(done) < len(plan.in_space):
+                    raise  # there is nothing to compare yet
+                interrupt.forgive()
+                self._hurried = True
+                self.cut = f"Ctrl-C ended the search after {len(done)} of {total} settings; the same command goes on"
+                progress.end()
+                progress.begin("Ctrl-C: finishing with what there is; once more stops at once", 1)
+                break
         progress.end()
         return done
 
+    def _ends(self, done: list[SearchTrial], budget_s: float | None, spent_s: float, total: int) -> str | None:
+        """Why the search ends before its last trial, in words; None while it goes on."""
+        if budget_s is not None and spent_s >= budget_s:
+            return f"the time budget ended the search after {len(done)} of {total} settings"
+        settled = self._settled(done)
+        return None if settled is None else f"the search ended after {len(done)} of {total} settings: {settled}"
+
     def random(self, search: Search, total: int) -> list[SearchTrial]:
-        """The random arm, for comparison: plain trials."""
+        """The random arm, for comparison: plain trials; none more once Ctrl-C asked to finish."""
         progress = self._study.progress
         done = search.trials()
+        total = len(done) if self._hurried else total
         progress.begin("Random search, for comparison", total, len(done))
         while len(done) < total:
             interrupt.check()

@@ -128,16 +128,21 @@ def foresee(study: Measurement) -> tuple[Foresight | None, str | None]:
     if not isinstance(plan.evaluator, LiveEvaluator) or not spec.simulate:
         return None, None
     source: Source = "calibrated" if spec.profile is None else "given"
+    failed = study.run.path / "calibration-failed.txt"
     try:
         if plan.profile is not None:
             return Foresight(study, plan.profile, source), None
+        if failed.exists():  # by an earlier process of this study: a finished one given again starts no server
+            return None, failed.read_text(encoding="utf-8")
         if spec.server is not None and spec.server.url is not None:
             return None, "no profile is given, and a joined server's steps are not known, so nothing was simulated"
         return Foresight(study, _calibrated(study), source), None
     except NoResult as error:
         if error.stops_study:
             raise
-        return None, f"the simulator could not be calibrated, so nothing was simulated: {error}"
+        reason = f"the simulator could not be calibrated, so nothing was simulated: {error}"
+        write_atomically(failed, reason.encode())
+        return None, reason
     except InvalidInput as error:
         return None, f"the simulator cannot replay this study, so nothing was simulated: {error}"
 

@@ -166,9 +166,38 @@ def test_two_processes_do_not_work_in_one_run_folder(tmp_path: Path) -> None:
         assert second.returncode == 2
         assert "another ppas process is working in this run folder" in second.stderr
         first.send_signal(signal.SIGINT)
+        time.sleep(0.3)
+        first.send_signal(signal.SIGINT)  # the first one asks to finish with what there is
         assert first.wait(30) == 130
     finally:
         first.kill()
+
+
+def test_ctrl_c_finishes_with_what_there_is_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    study = write_study(tmp_path, trials=100_000, random_arm=True)
+    database = tmp_path / "runs/small/study.db"
+    first = subprocess.Popen(
+        [sys.executable, "-m", "autotune.entry", "tune", str(study)], cwd=tmp_path, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + 60
+        while _count_trials(database) < 8 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        first.send_signal(signal.SIGINT)
+        shown, _ = first.communicate(timeout=120)
+    finally:
+        first.kill()
+    assert first.returncode == 0
+    assert "Ctrl-C ended the search after" in " ".join(shown.split())
+    results = json.loads((tmp_path / "runs/small/results.json").read_text())
+    assert 7 <= len(results["trials"]) < 100_000
+    assert (tmp_path / "runs/small/report.html").exists()
+    count = len(results["trials"])
+    again = run_cli("tune", str(study), "--trials", str(count), "--no-random-arm", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    more = json.loads((tmp_path / "runs/small/results.json").read_text())["trials"]
+    assert len(more) == count + 4  # the reference and three static budgets come on top of --trials
+    assert [trial["setting"] for trial in more[:count]] == [trial["setting"] for trial in results["trials"]]
 
 
 def test_the_main_job_ends_with_a_summary_and_its_files(tmp_path: Path) -> None:

@@ -120,6 +120,8 @@ def test_a_study_that_was_interrupted_or_killed_says_so_and_what_to_do(
     other = tmp_path / "runs/small"
     wait_for(lambda: (other / "trials/5/metrics.json").exists())
     again.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    again.send_signal(signal.SIGINT)  # the first one asks to finish with what there is
     again.communicate()
     assert again.returncode == 130
     assert status_of(other).state == "interrupted"
