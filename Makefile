@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test check bench clean
+.PHONY: demo test check docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo ## Tune P-PAS on the embedded simulator; leaves runs/demo/report.html and runs/demo/export/
@@ -20,6 +20,11 @@ check: ## Every check, without installing anything
 	$(BIN)/lint-imports
 	$(BIN)/pytest
 
+docs: $(VENV)/.docs ## Write the reference pages from the code, and build the documentation into build/docs
+	$(BIN)/python scripts/write_study_reference.py
+	$(BIN)/python scripts/write_reference.py
+	$(BIN)/zensical build --strict
+
 bench: $(VENV)/.test ## Speed as ratios in one run: simulator, scheduler overhead, client lateness
 	$(BIN)/python benchmarks/simulator.py
 	$(BIN)/python benchmarks/scheduler_overhead.py
@@ -27,7 +32,7 @@ bench: $(VENV)/.test ## Speed as ratios in one run: simulator, scheduler overhea
 	$(BIN)/python benchmarks/live_trial.py
 
 clean: ## Remove the environment and the caches; run folders stay
-	rm -rf $(VENV) $(VENV)-* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-* .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache .cache
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -35,6 +40,10 @@ $(BIN)/python:
 $(VENV)/.demo: pyproject.toml | $(BIN)/python
 	@echo "Installing the tuner into $(VENV), about a minute …"
 	$(PIP) --editable '.[tune]'
+	touch $@
+
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	$(PIP) --editable '.[docs]'
 	touch $@
 
 # Exit code 3 of the vLLM installer: this platform has no CPU build; the live tests then skip and say so.
