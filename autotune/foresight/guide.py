@@ -26,6 +26,8 @@ LARGEST_ERROR_PCT: Final = 15.0
 """Mean absolute error of the predicted ratios beyond which the simulator is not trusted."""
 LEAST_CONCORDANCE: Final = 0.8
 """Share of the clearly different pairs that it must rank rightly."""
+_WORTH_A_TURN: Final = 0.25
+"""Expected gain, in standard deviations of a measured score, from which a forecast setting is worth a trial."""
 _NEAR_BEST: Final = 0.02
 """Settings predicted within this share of the best count as good."""
 
@@ -103,12 +105,15 @@ class Guide:
     def suggestion(self, tried: Collection[PolicyParams], measured: Sequence[Measured]) -> PolicyParams | None:
         """What to measure next: the first proposals, then, every second time, the setting of the highest expected gain.
 
+        Where that gain is small against the noise the forecast has said what it knows, and the sampler goes on.
         None where it is the sampler's turn. tried: settings of all trials, `measured` or not.
         """
         if pending := [params for params in self.first if params not in tried]:
             return pending[0]
         found = self.next(measured) if len(tried) % 2 == 0 else None
-        return None if found is None or found[0] in tried else found[0]
+        if found is None or found[0] in tried or found[1] < 100 * _WORTH_A_TURN * self._noise:
+            return None
+        return found[0]
 
     def proposals(self, taken: Collection[PolicyParams], count: int = PROPOSALS) -> list[PolicyParams]:
         """The predicted best, the best in each single objective, then predicted good ones far from all these.
