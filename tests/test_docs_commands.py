@@ -38,6 +38,10 @@ NOT_RUN = {
     ),
     "ppas tune examples/live-cpu.yaml": "serves vLLM's CPU build for minutes; tests/live/test_live_study.py does",
     "ppas tune live.yaml": "serves a model; tests/live/test_live_study.py does on the CPU build",
+    "ppas tune live.yaml --storage postgresql://tuner@db/ppas": "needs a database, which tests/distributed starts",
+    "ppas worker live.yaml --storage postgresql://tuner@db/ppas --gpus 0,1,2,3": (
+        "needs GPUs and a database; tests/distributed starts one, and workers on the simulator"
+    ),
     "ppas tune live.yaml --server-url http://127.0.0.1:8000": "joins a server; tests/live/test_live_joined.py does",
 }
 ELSEWHERE = dict.fromkeys(("docs/terminal.md", "docs/ecosystem.md"), "tests/autotune/test_terminal_docs.py")
