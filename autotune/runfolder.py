@@ -53,7 +53,8 @@ _BEFORE_MEASURING: Final = {
     ".lock", "identity.json", "profile.json", "progress.json", "references", "servers", "study.yaml", "traces",
 }  # fmt: skip
 """What a run folder holds before its search begins."""
-_NOT_IN_MANIFEST: Final = {".lock", "manifest.json", "progress.json", "study.db", "study.db-wal", "study.db-shm"}
+MANIFEST: Final = "manifest.json"
+NOT_IN_MANIFEST: Final = {".lock", MANIFEST, "progress.json", "study.db", "study.db-wal", "study.db-shm"}
 
 
 class RunFolder:
@@ -111,9 +112,9 @@ class RunFolder:
         digests = {
             str(file.relative_to(self.path)): f"sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
             for file in sorted(self.path.rglob("*"))
-            if file.is_file() and file.suffix != ".tmp" and file.name not in _NOT_IN_MANIFEST
+            if file.is_file() and file.suffix != ".tmp" and file.name not in NOT_IN_MANIFEST
         }
-        _write_json(self.path / "manifest.json", {"version": 1, "files": digests})
+        _write_json(self.path / MANIFEST, {"version": 1, "files": digests})
 
 
 def identity(plan: Plan) -> dict[str, Any]:

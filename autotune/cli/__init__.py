@@ -20,6 +20,7 @@ from autotune.cli import (
     trace_import,
     trace_record,
     trace_show,
+    verify,
     worker,
 )
 from ppas_core import __version__
@@ -58,6 +59,7 @@ settings.add_to(app)
 calibrate.add_to(app)
 fit.add_to(app)
 evaluate.add_to(app)
+verify.add_to(app)
 replay.add_to(app)
 serving.add_to(app)
 trace_import.add_to(trace.app)

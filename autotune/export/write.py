@@ -43,14 +43,14 @@ def write_export(
         for generation, (near, reasons) in nearest.items()
     }
     deployment, vllm_yaml = Deployment.of(results), _vllm_yaml(params, origin)
-    files = {
+    files: dict[str, str | None] = {
         "vllm.yaml": vllm_yaml,
         "ppas.env": _own_env(params, origin, nearest),
         **{
             f"vllm-{generation}.env": _patch_env(params, generation, origin, near, reasons, costs[generation])
             for generation, (near, reasons) in nearest.items()
         },
-        "settings.json": _settings_json(results, setting, params, nearest, costs),
+        "settings.json": None,
         "compose.yaml": compose(params, deployment, origin),
         "Dockerfile": dockerfile(params, deployment, origin),
         "kubernetes.yaml": kubernetes(params, deployment, origin, vllm_yaml),
@@ -58,6 +58,8 @@ def write_export(
         "vllm-sweep.json": sweep_params(results, Setting.of(params)),
         "auto_tune.txt": auto_tune_result(results),
     }
+    others = {name: sha256(text.encode()) for name, text in files.items() if text is not None}
+    files["settings.json"] = _settings_json(results, setting, params, nearest, costs, others)
     written = {directory / name: text for name, text in files.items() if text is not None}
     for path, text in written.items():
         write_atomically(path, text.encode())
@@ -149,7 +151,9 @@ def _settings_json(
     params: PolicyParams,
     nearest: dict[Generation, tuple[PolicyParams, tuple[str, ...]]],
     costs: dict[Generation, float | None],
+    others: dict[str, str],
 ) -> str:
+    """others: digests of the export's other files."""
     data = {
         "kind": KIND,
         "version": VERSION,
@@ -172,6 +176,7 @@ def _settings_json(
         "measured_on": results.provenance.get("measured_on"),
         "versions": results.provenance.get("versions"),
         "traces": [{"name": t.name, "purpose": t.purpose, "digest": t.digest} for t in results.traces],
+        "files": others,
         "published_patches": {
             generation: {
                 "exact": not reasons,
