@@ -61,7 +61,9 @@ def make_shared(where: StorageUrl, heartbeat: str | None) -> Shared:
     from autotune.distributed.work import Shared
 
     heartbeat_s = HEARTBEAT_S if heartbeat is None else parse_duration_s(heartbeat)
-    return Shared(where, say=_say, heartbeat_s=heartbeat_s)
+    shared = Shared(where, say=_say, heartbeat_s=heartbeat_s)
+    _ = shared.storage  # before a server is started or a folder made
+    return shared
 
 
 @console.reports_errors

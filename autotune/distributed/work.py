@@ -5,9 +5,11 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Final
+
+from optuna.storages import BaseStorage
 
 from autotune import choose, interrupt
 from autotune.distributed.beats import HEARTBEAT_S
@@ -49,14 +51,15 @@ class Shared:
         self._heartbeat_s = heartbeat_s
         self._patience = Patience(where, say, outage_s)
 
-    def check(self) -> None:
-        """Opens the storage. Raises InvalidInput or NoResult: before a server is started or a folder made."""
-        open_storage(self.where, self._patience)
+    @cached_property
+    def storage(self) -> BaseStorage:
+        """The storage, opened. Raises InvalidInput or NoResult: best before a server is started or a folder made."""
+        return open_storage(self.where, self._patience)
 
     def search(self, study: Measurement) -> SharedSearch:
         """This process's part in the search; its reference has been measured. Raises InvalidInput for a stranger."""
         plan = study.plan
-        storage = open_storage(self.where, self._patience)
+        storage = self.storage
         first, worker = register(
             storage, plan, _name(study.run), study.base, where=self.where, heartbeat_s=self._heartbeat_s
         )
@@ -153,7 +156,7 @@ def work(plan: Plan, path: Path, progress: Progress, shared: Shared) -> tuple[li
 
     Raises NoResult when the reference cannot be measured here: then no trial is taken.
     """
-    shared.check()
+    _ = shared.storage
     with open_run(path, plan) as run, plan.evaluator.session(path / "servers"):
         study = Measurement(plan, run, progress)
         search = shared.search(study)
