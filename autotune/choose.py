@@ -1,6 +1,6 @@
 """Which setting is picked, and what is said of it in words.
 
-The rule, in this order: no failure; no worse than the reference by more than `tie_pct` in any protected regime; best on
+The rule, in this order: no failure; no worse than the reference, beyond noise, in any protected regime; best on
 the preferred objective; settings within `tie_pct` of the best are ties, and a tie goes to the reference, then to the
 setting nearest to it. The verdict comes from held-out traces, which the pick has not seen.
 """
@@ -8,8 +8,9 @@ setting nearest to it. The verdict comes from held-out traces, which the pick ha
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from autotune import aggregate, metrics
@@ -70,23 +71,23 @@ def choose(
     reference: int,
     preferred: Sequence[str],
     *,
-    protect: Collection[str] = (),
+    protect: Mapping[str, float] = MappingProxyType({}),
     tie_pct: float = 0.5,
 ) -> Choice:
     """Applies the rule above to `candidates`, of which number `reference` is the reference.
 
-    protect: regimes in which the pick must not be worse than the reference. Raises NoResult without candidates.
+    protect: regimes in which the pick must not be worse than the reference, with the difference in per cent that says
+    nothing there. Raises NoResult without candidates.
     """
     if not candidates:
         raise NoResult("no setting was measured without a failure; see the trials' reasons")
     base = candidates[reference]
-    allowed = [
-        i for i, c in enumerate(candidates) if i == reference or not _harmed(c, base, preferred, protect, tie_pct)
-    ]
+    allowed = [i for i, c in enumerate(candidates) if i == reference or not _harmed(c, base, preferred, protect)]
     scores = {i: score(candidates[i].objectives, preferred) for i in allowed}
     best = min(scores.values())
     ties = [i for i in allowed if scores[i] <= best * (1 + tie_pct / 100)]
     label = " and ".join(metrics.metric(name).label for name in preferred)
+    label += " together (geometric mean of their ratios)" if len(preferred) > 1 else ""
     excluded = len(candidates) - len(allowed)
     note = f"; {excluded} settings were left out for harming a protected regime" if excluded else ""
     if reference in ties:
@@ -97,7 +98,10 @@ def choose(
     return Choice(
         pick,
         f"Of {len(allowed)} settings {len(ties)} lie within {tie_pct:g} % of the best on {label}; "
-        f"of these, {candidates[pick].params.label()} is nearest to the reference{note}.",
+        f"of these, {candidates[pick].params.label()} is nearest to the reference{note}."
+        if len(ties) > 1
+        else f"Of {len(allowed)} settings {candidates[pick].params.label()} is the best on {label}, and no other lies "
+        f"within {tie_pct:g} % of it{note}.",
     )
 
 
@@ -203,14 +207,14 @@ def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
-def _harmed(
-    candidate: Candidate, reference: Candidate, preferred: Sequence[str], protect: Collection[str], tie_pct: float
-) -> bool:
-    return any(
-        aggregate.ratio(name, candidate.regimes[regime][name], reference.regimes[regime][name]) > 1 + tie_pct / 100
-        for regime in protect
-        for name in preferred
-    )
+def _harmed(candidate: Candidate, reference: Candidate, preferred: Sequence[str], protect: Mapping[str, float]) -> bool:
+    """Whether the candidate is worse in a protected regime; one that the reference itself leaves at zero harms nobody."""
+    for regime, tolerance_pct in protect.items():
+        for name in preferred:
+            own, other = candidate.regimes[regime][name], reference.regimes[regime][name]
+            if other > 0 and not aggregate.ratio(name, own, other) <= 1 + tolerance_pct / 100:
+                return True
+    return False
 
 
 def _distance(params: PolicyParams, reference: PolicyParams) -> float:

@@ -35,7 +35,9 @@ def compare_settings(
     names = tuple(
         name
         for name in dict.fromkeys([*COMPARED, *spec.objectives])
-        if _defined(name, candidate[1], limits) and _defined(name, reference[1], limits)
+        if _defined(name, candidate[1], limits)
+        and _defined(name, reference[1], limits)
+        and stats.can_tell(name, candidate[1], reference[1], limits)
     )
     paired = stats.compare(candidate[1], reference[1], names, limits=limits, confidence=spec.confidence, seed=spec.seed)
     asked_pct = spec.min_gain_pct if min_gain_pct is None else min_gain_pct
@@ -71,11 +73,11 @@ def _judge(
     if candidate[1][0].params == reference[1][0].params:
         return "no clear winner", f"No clear winner: {candidate[0]} is the same setting as {reference[0]}."
     if missing := [name for name in preferred if name not in paired.overall]:
-        label = metrics.metric(missing[0]).label
-        return "inconclusive", (
-            f"{candidate[0]} against {reference[0]} is inconclusive: {label} is zero or undefined in a load regime of "
-            f"the {origin} held-out traces."
-        )
+        definition = metrics.metric(missing[0])
+        reason = f"{definition.label} is zero or undefined in a load regime of the {origin} held-out traces"
+        if not definition.per_request:
+            reason += ", or one of them has a single trace, which says nothing of how traces differ"
+        return "inconclusive", f"{candidate[0]} against {reference[0]} is inconclusive: {reason}."
     verdict = choose.verdict(paired, preferred, min_gain_pct=asked_pct)
     hidden = max(paired.overall[name].high for name in preferred)
     if origin is not Origin.LIVE or verdict != "no clear winner" or hidden < asked_pct:

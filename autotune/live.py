@@ -294,9 +294,9 @@ class LiveEvaluator:
             **options,
         )
 
-    def _say_waiting(self, waited_s: float, line: str) -> None:
+    def _say_waiting(self, waited_s: float, _line: str) -> None:
         if int(waited_s) % _SAY_EVERY_S == 0:
-            self.say(f"waiting for vLLM, {waited_s:.0f} s: {line[-100:]}")
+            self.say(f"waiting for vLLM to load the model, {waited_s:.0f} s so far")
 
     def _remember_facts(self, server: Server, **further: Any) -> None:
         try:

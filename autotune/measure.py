@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -146,8 +147,8 @@ class Measurement:
     def _noise(self) -> list[NoiseInfo]:
         """The reference measured again and again, against itself: an A/A test before anything is searched."""
         plan, file = self.plan, self.run.path / "references" / "noise.json"
-        if file.exists():
-            return [NoiseInfo(**entry) for entry in load_json(file.read_bytes())]
+        if (known := _kept_noise(file, self.preferred)) is not None:
+            return known
         self.progress.begin("Measuring the noise (reference against itself)", NOISE_RUNS * len(plan.tuning))
         runs: list[list[Replay]] = [[] for _ in range(NOISE_RUNS)]
         for trace in plan.tuning:
@@ -164,3 +165,12 @@ class Measurement:
         entries: list[dict[str, Any]] = [entry.model_dump() for entry in found]
         write_atomically(file, dump_json(entries, indent=1).encode())
         return found
+
+
+def _kept_noise(file: Path, preferred: Sequence[str]) -> list[NoiseInfo] | None:
+    """What an earlier process kept of the noise of these metrics; None where it kept nothing that can be read."""
+    try:
+        found = [NoiseInfo.model_validate(entry) for entry in load_json(file.read_bytes())]
+    except (OSError, ValueError, TypeError):
+        return None
+    return found if [entry.metric for entry in found] == list(preferred) else None

@@ -16,7 +16,7 @@ from scipy.special import stdtrit
 from autotune import metrics
 from autotune.metrics import NO_LIMITS, Limits
 from autotune.records import Replay
-from ppas_core.errors import InvalidInput
+from ppas_core.errors import InvalidInput, NoResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,20 @@ def noise_floor(
 ) -> NoiseFloor:
     """The noise seen between several measurements of the same setting, each on the same traces in the same order.
 
-    wanted_pct: the difference that should be visible. Raises InvalidInput for fewer than two runs or other traces.
+    wanted_pct: the difference that should be visible. Raises InvalidInput for fewer than two runs or other traces,
+    NoResult where the metric is zero or undefined on a trace.
     """
     digests = [[replay.trace_digest for replay in run] for run in runs]
     if len(runs) < 2 or not digests[0] or any(other != digests[0] for other in digests):
         raise InvalidInput("the noise needs two or more measurements of the same traces in the same order")
-    logs = np.log([[metrics.value(metric, replay.requests, limits) for replay in run] for run in runs])
+    values = np.array([[metrics.value(metric, replay.requests, limits) for replay in run] for run in runs])
+    if not np.all(values > 0):
+        trace = runs[0][int(np.argmax(~np.all(values > 0, axis=0)))].trace_name
+        raise NoResult(
+            f"{metric} of the reference is zero or undefined on trace {trace!r}, so its noise is not known; choose "
+            "another objective, other limits, or traces on which it says something"
+        )
+    logs = np.log(values)
     # Variance per trace: a drift between the runs stays in, since a study cannot tell it from noise.
     replay = float(np.sqrt(np.mean(np.var(logs, axis=0, ddof=1))))
     num_traces = len(digests[0])

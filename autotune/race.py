@@ -1,9 +1,10 @@
 """When a live setting may stop before its last trace: its deficit against the best one is already certain.
 
-A race is paired: a setting and the incumbent saw the same traces, so their difference per trace is a log ratio. After k
-of K traces the mean over all K is the mean so far within z standard errors, s * sqrt(1/k - 1/K), where s is how much
-such log ratios vary from trace to trace: learned from the settings that ran to the end, never below what the replay
-noise alone gives. A setting stops only when it loses in every objective, so that no end of a front is cut off.
+A race is paired: a setting and the incumbent saw the same traces, so their difference per trace is a log ratio. As in
+the objective, every load regime weighs alike, so nothing is said before each was seen. Of a regime's K traces k were
+seen: its mean over all K is the mean so far within z standard errors, s * sqrt(1/k - 1/K), where s is how much such log
+ratios vary within a regime: learned from the settings that ran to the end, never below what the replay noise alone
+gives. A setting stops only when it loses in every objective, so that no end of a front is cut off.
 """
 
 from __future__ import annotations
@@ -31,11 +32,13 @@ ByTrace = Mapping[str, Mapping[str, float]]
 class Race:
     """The settings that ran to the end, and the traces in the order in which a challenger meets them.
 
-    objectives: metrics that all must be lost. noise: standard deviation of the log of one replay's metric.
+    objectives: metrics that all must be lost. order: trace names; regimes: the load regime of each of them, in order.
+    noise: standard deviation of the log of one replay's metric.
     """
 
     objectives: Sequence[str]
     order: Sequence[str]
+    regimes: Sequence[str]
     noise: float
     _complete: list[FloatArray] = field(default_factory=list)
     _scores: list[float] = field(default_factory=list)
@@ -47,29 +50,47 @@ class Race:
 
     def deficit(self, by_trace: ByTrace) -> str | None:
         """Why a setting that saw these traces has certainly lost, in words; None while it may still win."""
-        seen = [name for name in self.order if name in by_trace]
-        if len(self._complete) <= _LEAST_COMPLETE or not _LEAST_TRACES <= len(seen) < len(self.order):
+        seen = [place for place, name in enumerate(self.order) if name in by_trace]
+        groups = [[place for place in seen if self.regimes[place] == regime] for regime in dict.fromkeys(self.regimes)]
+        too_few = not _LEAST_TRACES <= len(seen) < len(self.order) or not all(groups)
+        if len(self._complete) <= _LEAST_COMPLETE or too_few:
             return None
         best = self._complete[int(np.argmin(self._scores))]
-        behind = self._logs(by_trace, seen) - best[:, [self.order.index(name) for name in seen]]
+        behind = np.full(best.shape, np.nan)
+        behind[:, seen] = self._logs(by_trace, [self.order[place] for place in seen]) - best[:, seen]
+        mean = np.mean([behind[:, group].mean(axis=1) for group in groups], axis=0)
+        shares = [1 / len(group) - 1 / self.regimes.count(self.regimes[group[0]]) for group in groups]
         sigma = np.maximum(self._spread(best), np.sqrt(2) * self.noise)
-        error = sigma * np.sqrt(1 / len(seen) - 1 / len(self.order))
-        mean = behind.mean(axis=1)
-        if not np.all(mean > CERTAIN_SE * error):
+        least = mean - CERTAIN_SE * sigma * np.sqrt(sum(shares)) / len(groups)
+        if not np.all(least > 0):  # also where a metric is zero or undefined: nothing is certain then
             return None
-        least = 100 * np.expm1(float(np.min(mean)))
         return (
-            f"stopped after {len(seen)} of {len(self.order)} traces: {least:.1f} % or more behind the best setting in "
-            f"every objective, beyond {CERTAIN_SE:g} standard errors"
+            f"stopped after {len(seen)} of {len(self.order)} traces: certainly behind the best setting in every "
+            f"objective, by {100 * np.expm1(float(np.min(mean))):.1f} % or more so far (beyond {CERTAIN_SE:g} standard errors)"
         )
 
     def _spread(self, best: FloatArray) -> FloatArray:
-        """float64[M]: how much log ratios to the incumbent vary from trace to trace, over the complete settings."""
+        """float64[M]: how much log ratios to the incumbent vary within a regime, over the complete settings."""
         others = np.array([logs - best for logs in self._complete if logs is not best])
-        return np.asarray(np.sqrt(others.var(axis=2, ddof=1).mean(axis=0)), dtype=np.float64)
+        squares, freedom = np.zeros(len(self.objectives)), 0
+        for regime in dict.fromkeys(self.regimes):
+            own = others[:, :, [place for place, other in enumerate(self.regimes) if other == regime]]
+            squares += ((own - own.mean(axis=2, keepdims=True)) ** 2).sum(axis=(0, 2))
+            freedom += len(others) * (own.shape[2] - 1)
+        return np.sqrt(squares / freedom) if freedom else np.full(len(self.objectives), np.inf)
 
     def _logs(self, by_trace: ByTrace, names: Sequence[str]) -> FloatArray:
         """float64[M, K]: logs of the metrics, lower is better."""
         signs = np.array([[1.0 if aggregate.ratio(metric, 2.0, 1.0) > 1 else -1.0] for metric in self.objectives])
-        values = [[by_trace[name][metric] for name in names] for metric in self.objectives]
-        return np.asarray(signs * np.log(values), dtype=np.float64)
+        values = np.array([[by_trace[name][metric] for name in names] for metric in self.objectives])
+        logs = np.log(values, out=np.full(values.shape, np.nan), where=values > 0)
+        return np.asarray(signs * logs, dtype=np.float64)
+
+
+def in_turn(places: Sequence[int], regimes: Sequence[str]) -> list[int]:
+    """`places` of traces, one of each regime in turn, each regime's in the order given. regimes: of every trace."""
+    queues: dict[str, list[int]] = {}
+    for place in places:
+        queues.setdefault(regimes[place], []).append(place)
+    turns = max(map(len, queues.values()), default=0)
+    return [queue[turn] for turn in range(turns) for queue in queues.values() if turn < len(queue)]

@@ -318,6 +318,8 @@ class StudyResults(_Model):
     robustness: the pick at other rates; empty where it was not asked. saturated: regimes of the held-out traces whose
     queue still grew at the end: results there are of low confidence.
     timeline: one held-out trace step by step; None where no steps were recorded.
+    simulator_error_pct: how far the profile was off in mean latency where that could be checked; None where it could not,
+    and for live studies.
     not_identified: knobs whose branch never fired on the traces, with the reason; their defaults are exported.
     provenance: profile or server, versions, seeds, command line, digests.
     """
@@ -348,6 +350,7 @@ class StudyResults(_Model):
     robustness: list[RobustnessPoint] = []
     saturated: list[str] = []
     timeline: Timeline | None = None
+    simulator_error_pct: float | None = None
     not_identified: dict[str, str]
     warnings: list[str]
     noise: list[NoiseInfo] = []

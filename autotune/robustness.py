@@ -72,13 +72,18 @@ def robustness(
 
 
 def regimes_at(
-    evaluator: Evaluator, traces: Sequence[Trace], factors: Sequence[float], params: PolicyParams, names: Sequence[str]
+    evaluator: Evaluator,
+    traces: Sequence[Trace],
+    factors: Sequence[float],
+    params: PolicyParams,
+    names: Sequence[str],
+    limits: Limits,
 ) -> Mapping[str, Mapping[str, float]]:
     """Regime and rate, such as `λ=0.8 at 1.3x`, to metric name to mean, for a setting. Raises NoResult as a replay does."""
     found: dict[str, Mapping[str, float]] = {}
     for factor in factors:
         replays = [evaluator.replay(params, trace) for trace in at_rates(traces, factor)]
-        for regime, means in aggregate.regime_means(replays, names).items():
+        for regime, means in aggregate.regime_means(replays, names, limits).items():
             found[f"{regime} at {factor:g}x"] = means
     return found
 

@@ -11,7 +11,7 @@ from autotune import aggregate, choose, interrupt
 from autotune.foresight.stage import Foresight
 from autotune.measure import Measurement
 from autotune.plan import REFERENCE_EVERY
-from autotune.race import Race
+from autotune.race import Race, in_turn
 from autotune.records import Origin
 from autotune.results import DriftPoint
 from autotune.study import Outcome, Search, SearchTrial
@@ -109,11 +109,17 @@ class Searching:
         study, plan = self._study, self._study.plan
         if not (plan.evaluator.is_noisy and self._spec.race and len(plan.tuning) > 2 and study.base.by_trace):
             return None
-        names = [trace.name for trace in plan.tuning]
+        regimes = [trace.regime for trace in plan.tuning]
         if self._foresight is not None:
-            names = [names[place] for place in self._foresight.forecast.trace_order(study.preferred)]
-        noise = max(entry.replay_pct / 100 for entry in study.noise)
-        race = Race(objectives=study.objectives, order=names, noise=noise)
+            order = self._foresight.forecast.trace_order(study.preferred)
+        else:
+            order = in_turn(range(len(regimes)), regimes)
+        race = Race(
+            objectives=study.objectives,
+            order=[plan.tuning[place].name for place in order],
+            regimes=[regimes[place] for place in order],
+            noise=max(entry.replay_pct / 100 for entry in study.noise),
+        )
         for trial in done:
             _note(race, trial, study.preferred)
         return race

@@ -5,10 +5,14 @@ drawn trace, the same rows for both settings. Requests of one trace are not inde
 requests alone would make intervals far too narrow. A bootstrap over a handful of traces is too narrow still, so its
 intervals are widened as Student's t would: by the quantile for the degrees of freedom (traces less regimes), and by the
 share of variance that resampling K traces loses.
+
+A metric of the replay as a whole (makespan, goodput, ITL) is one number per trace. Resampling a few numbers is
+degenerate, so its interval is Student's t on the log ratios of the traces; with one trace in a regime there is none.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -70,11 +74,16 @@ def compare(
 ) -> PairedComparison:
     """Compares two settings on the same traces, given in the same order.
 
-    Raises InvalidInput when the traces do not match, NoResult when a request failed in either.
+    Raises InvalidInput when the traces do not match or a metric cannot be told (see `can_tell`), NoResult when a request
+    failed in either.
     """
     if [replay.trace_digest for replay in setting] != [replay.trace_digest for replay in reference]:
         raise InvalidInput("the two settings were not replayed on the same traces in the same order; replay them again")
     names = tuple(names)
+    if untold := [name for name in names if not can_tell(name, setting, reference, limits)]:
+        raise InvalidInput(
+            f"{untold[0]} is one number a trace: it needs two traces of each regime, with a value above 0"
+        )
     points = {
         side: aggregate.regime_means(replays, names, limits)
         for side, replays in (("setting", setting), ("reference", reference))
@@ -84,12 +93,13 @@ def compare(
     for index, replay in enumerate(setting):
         by_regime.setdefault(replay.regime, []).append(index)
 
+    paired = [name for name in names if metrics.metric(name).per_request]
     ratios: dict[str, dict[str, FloatArray]] = {}
     faster_counts = np.zeros(resamples)
     request_counts = np.zeros(resamples)
     for regime, indices in by_regime.items():
         pairs = [(setting[i], reference[i]) for i in indices]
-        drawn = _resample_regime(pairs, names, limits, resamples, rng)
+        drawn = _resample_regime(pairs, paired, resamples, rng)
         ratios[regime] = drawn.ratios
         faster_counts += drawn.faster
         request_counts += drawn.requests
@@ -103,14 +113,17 @@ def compare(
         return Interval(value, value - widening * below, value + widening * above)
 
     def improvement(ratio: float, draws: FloatArray) -> Interval:
-        return interval(aggregate.improvement_pct(ratio), (1 - draws) * 100)
+        # Widened on the log: a ratio stays above 0, so that no interval reaches beyond an improvement of 100 %.
+        logs = interval(float(np.log(ratio)), np.log(draws))
+        low, value, high = (aggregate.improvement_pct(float(np.exp(log))) for log in (logs.high, logs.value, logs.low))
+        return Interval(value, low, high)
 
     regimes = {
         regime: {
             name: improvement(
                 aggregate.ratio(name, points["setting"][regime][name], points["reference"][regime][name]), draws[name]
             )
-            for name in names
+            for name in paired
         }
         for regime, draws in ratios.items()
     }
@@ -119,8 +132,19 @@ def compare(
             aggregate.objective(name, points["setting"], points["reference"]),
             np.exp(np.mean([np.log(draws[name]) for draws in ratios.values()], axis=0)),
         )
-        for name in names
+        for name in paired
     }
+    for name in names:
+        if name not in overall:
+            logs = {
+                regime: np.array([_log_ratio(name, setting[i], reference[i], limits) for i in indices])
+                for regime, indices in by_regime.items()
+            }
+            for regime, own in logs.items():
+                ratio = aggregate.ratio(name, points["setting"][regime][name], points["reference"][regime][name])
+                regimes[regime][name] = _student(ratio, [own], confidence)
+            ratio = aggregate.objective(name, points["setting"], points["reference"])
+            overall[name] = _student(ratio, list(logs.values()), confidence)
     differences = np.concatenate([_latency_difference_s(a, b) for a, b in zip(setting, reference, strict=True)])
     share = interval(float((differences < -TIE_S).mean()), faster_counts / request_counts)
     return PairedComparison(
@@ -134,6 +158,15 @@ def compare(
     )
 
 
+def can_tell(name: str, setting: Sequence[Replay], reference: Sequence[Replay], limits: Limits = NO_LIMITS) -> bool:
+    """Whether an interval of this metric can be given: for one of whole replays, two traces of each regime and values."""
+    if metrics.metric(name).per_request:
+        return True
+    traces = Counter(replay.regime for replay in setting)
+    values = [metrics.value(name, replay.requests, limits) for replay in (*setting, *reference)]
+    return min(traces.values()) > 1 and all(value > 0 for value in values)
+
+
 def widening_factor(traces_per_regime: Sequence[int], confidence: float) -> float:
     """What a bootstrap half-width is multiplied by; tends to 1 with many traces, and is large with one per regime."""
     freedom = max(1, sum(traces_per_regime) - len(traces_per_regime))
@@ -141,6 +174,23 @@ def widening_factor(traces_per_regime: Sequence[int], confidence: float) -> floa
     upper = (1 + confidence) / 2
     student, normal = stdtrit(freedom, upper), stdtrit(np.inf, upper)
     return float(student / normal * np.sqrt(fewest / (fewest - 1)))
+
+
+def _log_ratio(name: str, setting: Replay, reference: Replay, limits: Limits) -> float:
+    values = [metrics.value(name, replay.requests, limits) for replay in (setting, reference)]
+    return float(np.log(aggregate.ratio(name, *values)))
+
+
+def _student(ratio: float, groups: Sequence[FloatArray], confidence: float) -> Interval:
+    """Improvement in per cent with Student's t interval for the mean, over the groups, of each group's mean log ratio.
+
+    groups: log ratios of the traces of each regime, two or more each. ratio: the point estimate, a ratio of means.
+    """
+    variance = sum(float(np.var(own, ddof=1)) / len(own) for own in groups) / len(groups) ** 2
+    freedom = sum(len(own) - 1 for own in groups)
+    half = float(stdtrit(freedom, (1 + confidence) / 2)) * variance**0.5
+    low, value, high = (aggregate.improvement_pct(ratio * np.exp(step)) for step in (half, 0.0, -half))
+    return Interval(float(value), float(low), float(high))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +203,6 @@ class _Draws:
 def _resample_regime(
     pairs: Sequence[tuple[Replay, Replay]],
     names: Sequence[str],
-    limits: Limits,
     resamples: int,
     rng: np.random.Generator,
 ) -> _Draws:
@@ -166,10 +215,7 @@ def _resample_regime(
     for trace, (setting, reference) in enumerate(pairs):
         places = np.flatnonzero(trace_of == trace)
         size = len(setting.requests)
-        whole, sampled = _split(names, setting, reference, limits)
-        for name, values in whole.items():
-            for side, value in zip(sides[name], values, strict=True):
-                side.flat[places] = value
+        sampled = _sampled(names, setting, reference)
         bounds = {
             name: [_near(column, metrics.metric(name).quantile) for column in columns]
             for by_name, columns in sampled
@@ -222,25 +268,19 @@ def _row_draws(rng: np.random.Generator, places: IntArray, size: int) -> Iterato
         yield chosen, rng.integers(size, size=(len(chosen), size))
 
 
-def _split(
-    names: Sequence[str], setting: Replay, reference: Replay, limits: Limits
-) -> tuple[dict[str, list[float]], list[tuple[dict[str, Reduce], list[FloatArray]]]]:
-    """Metrics that do not pair by request, with both sides' values, which resampling leaves alone; and those that do.
-
-    The latter are grouped by what they reduce: metric name to its reduction, and float64[N] of either side.
-    """
-    whole: dict[str, list[float]] = {}
+def _sampled(
+    names: Sequence[str], setting: Replay, reference: Replay
+) -> list[tuple[dict[str, Reduce], list[FloatArray]]]:
+    """The metrics grouped by what they reduce: metric name to its reduction, and float64[N] of either side."""
     groups: dict[Sample, dict[str, Reduce]] = {}
     for name in names:
         definition = metrics.metric(name)
-        if definition.per_request and definition.sample is not None and definition.reduce is not None:
-            groups.setdefault(definition.sample, {})[name] = definition.reduce
-        else:
-            whole[name] = [metrics.value(name, replay.requests, limits) for replay in (setting, reference)]
-    sampled = [
+        if definition.sample is None or definition.reduce is None:
+            raise AssertionError(f"{name} is no metric per request")
+        groups.setdefault(definition.sample, {})[name] = definition.reduce
+    return [
         (by_name, [sample(replay.requests) for replay in (setting, reference)]) for sample, by_name in groups.items()
     ]
-    return whole, sampled
 
 
 def _latency_difference_s(setting: Replay, reference: Replay) -> FloatArray:

@@ -74,7 +74,12 @@ class Outcome:
         """What `to_dict` gave. Raises ValueError when it is something else."""
         try:
             tables = {name: _numbers(data.get(name, {})) for name in ("regimes", "by_trace")}
-            return cls(**{**data, **tables})
+            objectives = {name: float(value) for name, value in data["objectives"].items()}
+            steps = {branch: int(count) for branch, count in data["branch_steps"].items()}
+            found = cls(**{**data, **tables, "objectives": objectives, "branch_steps": steps})
+            if found.reason is None and not found.objectives:
+                raise ValueError("is no outcome of a trial: it has neither figures nor the reason of a failure")
+            return found
         except (TypeError, KeyError, AttributeError) as error:
             raise ValueError(f"is no outcome of a trial: {error!r}") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import replace
@@ -161,6 +162,7 @@ class _Tuner:
             timeline=make_timeline(
                 plan.evaluator, plan.held_out, held_out, ("tuned", plan.reference_role, "best static")
             ),
+            simulator_error_pct=plan.evaluator.error_pct,
             not_identified=not_identified,
             warnings=self._warnings(trials, pick, comparisons, exported_role, cold),
             noise=study.noise,
@@ -247,30 +249,42 @@ class _Tuner:
 
     def _protect(
         self, candidates: list[choose.Candidate], reference: int
-    ) -> tuple[list[choose.Candidate], Sequence[str]]:
-        """The candidates with the regimes in which they must not harm: with `everywhere` also simulated other rates."""
-        protect = self.spec.protected(list(self.study.base.regimes))
+    ) -> tuple[list[choose.Candidate], dict[str, float]]:
+        """The candidates, and the regimes in which they must not harm with the difference that says nothing there.
+
+        With `everywhere` both hold simulated other rates as well.
+        """
+        own = Counter(trace.regime for trace in self.plan.tuning)
+        visible_pct = max((noise.visible_pct for noise in self.study.noise), default=0.0)
+        protect = {
+            regime: max(self.spec.tie_pct, visible_pct * math.sqrt(own.total() / own[regime]))
+            for regime in self.spec.protected(list(own))
+        }
         evaluator = self._simulator()
         if self.spec.protect != "everywhere" or evaluator is None:
             return candidates, protect
-        factors, names = self.spec.robustness_rates, self.objectives
         widened = []
         self.progress.begin("Simulating the settings at other rates", len(candidates))
         for candidate in candidates:
             interrupt.check()
-            more = regimes_at(evaluator, self.plan.tuning, factors, candidate.params, names)
+            more = regimes_at(
+                evaluator,
+                self.plan.tuning,
+                self.spec.robustness_rates,
+                candidate.params,
+                self.objectives,
+                self.study.limits,
+            )
             widened.append(replace(candidate, regimes={**candidate.regimes, **more}))
             self.progress.advance(candidate.params.label())
         self.progress.end()
-        return widened, [
-            *protect,
-            *(name for name in widened[reference].regimes if name not in self.study.base.regimes),
-        ]
+        other = [regime for regime in widened[reference].regimes if regime not in own]
+        return widened, protect | dict.fromkeys(other, self.spec.tie_pct)
 
     def _simulator(self) -> Evaluator | None:
-        """What simulates this study: its own evaluator, or the profile beside a live one while it is trusted."""
-        if self.plan.evaluator.origin is Origin.SIMULATED:
-            return self.plan.evaluator
+        """What simulates this study, without noise: its own profile, or the one beside a live study while it is trusted."""
+        if isinstance(self.plan.evaluator, SimulatedEvaluator):
+            return replace(self.plan.evaluator, noise_sigma=0.0)
         if self.foresight is None or self.foresight.dropped is not None:
             return None
         return SimulatedEvaluator(self.foresight.forecast.profile)
@@ -357,8 +371,8 @@ class _Tuner:
         fewest = min(Counter(trace.regime for trace in self.plan.held_out).values())
         if fewest < _FEW_TRACES:
             notes.append(
-                f"a load regime has only {fewest} held-out traces: the intervals are wide, and little is known of how "
-                f"traces differ; {_FEW_TRACES} or more are better"
+                f"a load regime has only {fewest} held-out trace{'' if fewest == 1 else 's'}: the intervals are wide, and "
+                f"little is known of how traces differ; {_FEW_TRACES} or more are better"
             )
         notes += self.plan.evaluator.doubts(pick, [*self.plan.tuning, *self.plan.held_out])
         comparison = comparisons[0]

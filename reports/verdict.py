@@ -181,7 +181,12 @@ def _title(results: StudyResults, main: Comparison) -> tuple[str, str]:
         return "Better without P-PAS", f"A static budget is better: {budget} tokens a step; P-PAS is not needed here"
     candidate, reference = role_words(main.candidate), role_words(main.reference)
     if main.verdict in ("better", "worse"):
-        return word, capitalised(f"{candidate} is {main.verdict} than {reference}")
+        title = capitalised(f"{candidate} is {main.verdict} than {reference}")
+        effect = main.overall.get(main.preferred_metric)
+        error_pct = results.simulator_error_pct
+        if effect is None or error_pct is None or abs(effect.improvement_pct) >= error_pct:
+            return word, title
+        return f"{word} in the simulator", f"{title}, by less than the simulator's own error of {error_pct:.1f} %"
     if main.verdict == "no clear winner":
         return word, f"No clear winner between {candidate} and {reference}"
     return word, capitalised(f"{candidate} against {reference} is inconclusive")

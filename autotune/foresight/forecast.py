@@ -17,6 +17,7 @@ import numpy as np
 from autotune import aggregate, interrupt, metrics
 from autotune.evaluate import SimulatedEvaluator, request_arrays
 from autotune.metrics import Limits
+from autotune.race import in_turn
 from autotune.records import OK, FloatArray, RequestRecords
 from autotune.results import Landscape
 from ppas_core.policy import PolicyParams
@@ -81,11 +82,7 @@ class Forecast:
         score = self.score(preferred)
         near = score <= np.quantile(score, share)
         spread = np.mean([np.log(self.by_trace[name][near]).std(axis=0) for name in preferred], axis=0)
-        queues: dict[str, list[int]] = {}
-        for place in np.argsort(-spread, kind="stable").tolist():
-            queues.setdefault(self.regimes[place], []).append(place)
-        turns = max(map(len, queues.values()))
-        return [queue[turn] for turn in range(turns) for queue in queues.values() if turn < len(queue)]
+        return in_turn(np.argsort(-spread, kind="stable").tolist(), self.regimes)
 
     def maps(self, metric: str, most: int = 24) -> list[Landscape]:
         """Exact maps of one metric's ratio over b_max (columns) and b_cap (rows), one for each n_th, t_large and so on.

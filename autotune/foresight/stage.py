@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Literal
@@ -169,7 +170,8 @@ def _calibrated(study: Measurement) -> Profile:
     """The profile that an earlier process of this study measured, or a new one; kept in the run folder."""
     plan, file = study.plan, study.run.path / "calibrated.json"
     if file.exists():
-        return load_profile(str(file))
+        with contextlib.suppress(InvalidInput):  # damaged: it is measured again
+            return load_profile(str(file))
     profile = calibrate_plan(
         plan,
         name=f"{plan.spec.name}-calibrated",
@@ -186,8 +188,12 @@ def _measured(trials: Sequence[SearchTrial]) -> list[Measured]:
 
 def _steps_so_far(run: Path) -> list[pd.DataFrame] | None:
     """The step logs of the trials' replays, each by itself; None where there is none."""
-    tables = [pd.read_parquet(file) for file in sorted(run.glob("trials/*/steps.parquet"))]
-    replays = [table for trial in tables for _, table in trial.groupby("trace", sort=False)]
+    replays = []
+    for file in sorted(run.glob("trials/*/steps.parquet")):
+        try:
+            replays += [table for _, table in pd.read_parquet(file).groupby("trace", sort=False)]
+        except (OSError, ValueError, KeyError):
+            continue  # damaged: the other trials' logs serve as well
     return replays or None
 
 

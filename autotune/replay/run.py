@@ -87,7 +87,7 @@ def replay(
         "special_ids": sorted(vocabulary.special_ids),
         "trace_digest": trace.digest,
         "block_size": trace.block_size,
-        "requests": [(r.arrival_s, r.prompt_tokens, r.output_tokens, r.block_hashes) for r in trace.requests],
+        "requests": [(r.arrival_s, r.prompt_tokens, r.output_tokens, list(r.block_hashes)) for r in trace.requests],
         "turns": turns,
     }
     progress = progress or Silent()

@@ -7,6 +7,7 @@ import pytest
 from hand_made import records
 from small_study import small
 
+from autotune.metrics import NO_LIMITS, Limits
 from autotune.plan import make_plan
 from autotune.records import Origin, Replay
 from autotune.results import StudyResults
@@ -120,7 +121,7 @@ def test_a_pick_that_is_protected_everywhere_harms_no_regime_at_any_rate(tmp_pat
     for name in results.trials[0].regimes:
         assert pick.regimes[name]["mean_latency_s"] <= reference.regimes[name]["mean_latency_s"] * 1.005
     other = [
-        regimes_at(plan.evaluator, plan.tuning, (0.5, 2.0), trial.setting.to_params(), ("mean_latency_s",))
+        regimes_at(plan.evaluator, plan.tuning, (0.5, 2.0), trial.setting.to_params(), ("mean_latency_s",), NO_LIMITS)
         for trial in (pick, reference)
     ]
     assert sorted(other[0]) == [f"{regime} at {factor}x" for regime in reference.regimes for factor in ("0.5", "2")]
@@ -153,3 +154,43 @@ def test_a_queue_that_only_grows_is_called_saturated_and_a_burst_that_drains_is_
     assert not still_growing(relaxed.requests)
     assert saturated_regimes([overloaded, relaxed]) == ["over"]
     assert PolicyParams.static(2048).is_static
+
+
+def test_goodput_at_other_rates_knows_the_limits(tmp_path: Path) -> None:
+    plan = make_plan(small())
+    params = PolicyParams.static(16384)
+    free, bound = (
+        regimes_at(plan.evaluator, plan.tuning, (1.5,), params, ("goodput_per_s",), limits)
+        for limits in (Limits(latency_s=1e6), Limits(latency_s=0.5))
+    )
+    assert all(bound[regime]["goodput_per_s"] < means["goodput_per_s"] for regime, means in free.items())
+
+
+def test_a_setting_no_worse_than_the_noise_tells_is_not_left_out_for_harming_a_regime(tmp_path: Path) -> None:
+    results = tune(make_plan(small(protect="all", noise_sigma=0.3, trials=3, published=["ppas"])), tmp_path / "run")
+    visible = results.noise[0].visible_pct
+    reference = results.trials[results.reference_trial]
+    for trial in results.trials:
+        worst = max(
+            trial.regimes[name]["mean_latency_s"] / means["mean_latency_s"] for name, means in reference.regimes.items()
+        ) if trial.state == "ok" else 0  # fmt: skip
+        if worst <= 1 + visible / 100 and "left out" in results.choice:
+            left_out = int(results.choice.split("; ")[-1].split(" ")[0])
+            harmful = [
+                other
+                for other in results.trials
+                if other.state == "ok"
+                and any(
+                    other.regimes[name]["mean_latency_s"] > means["mean_latency_s"] * (1 + visible / 100 * 2**0.5)
+                    for name, means in reference.regimes.items()
+                )
+            ]
+            assert left_out <= len(harmful)
+
+
+@pytest.mark.parametrize("damage", ["x", "[{}]", "[]", "{}", '[{"metric": "other"}]'])
+def test_a_damaged_noise_file_is_measured_again(tmp_path: Path, damage: str) -> None:
+    spec = small(noise_sigma=0.1, trials=1)
+    first = tune(make_plan(spec), tmp_path / "run")
+    (tmp_path / "run/references/noise.json").write_text(damage)
+    assert tune(make_plan(spec), tmp_path / "run").noise == first.noise

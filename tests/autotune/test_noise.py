@@ -10,12 +10,13 @@ from small_study import small
 
 from autotune import choose, stats
 from autotune.evaluate import SimulatedEvaluator
+from autotune.metrics import Limits
 from autotune.noise import noise_floor
 from autotune.plan import make_plan
 from autotune.records import Origin, Replay
 from autotune.tune import tune
 from ppas_core.defaults import published
-from ppas_core.errors import InvalidInput
+from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.sim.profile import load_profile
 from traces.generate import rag_bursts
 
@@ -40,6 +41,12 @@ def test_without_noise_every_difference_is_visible() -> None:
     same = [one("a", 1.0), one("b", 2.0)]
     found = noise_floor([same, same], "mean_latency_s", wanted_pct=1)
     assert (found.replay_pct, found.visible_pct, found.repeats) == (0.0, 0.0, 1)
+
+
+def test_a_metric_that_is_zero_on_a_trace_has_no_noise_and_the_trace_is_named() -> None:
+    runs = [[one("a", 1.0), one("b", 2.0)]] * 2
+    with pytest.raises(NoResult, match="goodput_per_s of the reference is zero or undefined on trace 'b'"):
+        noise_floor(runs, "goodput_per_s", wanted_pct=1, limits=Limits(latency_s=1.5))
 
 
 def test_measurements_of_other_traces_are_refused() -> None:

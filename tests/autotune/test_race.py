@@ -2,9 +2,10 @@
 
 import numpy as np
 
-from autotune.race import Race
+from autotune.race import Race, in_turn
 
 TRACES = [f"t{number}" for number in range(12)]
+REGIMES = ["idle", "busy"] * 6
 OBJECTIVES = ("mean_latency_s", "p95_latency_s")
 
 
@@ -23,7 +24,7 @@ def values(
 
 def started(rng: np.random.Generator, noise: float) -> Race:
     """A race with an incumbent (gain 0) and four complete settings behind it."""
-    race = Race(OBJECTIVES, TRACES, noise=noise)
+    race = Race(OBJECTIVES, TRACES, REGIMES, noise=noise)
     for gain in (-0.05, 0.0, -0.02, -0.1, -0.03):
         race.finished(values(rng, gain, noise), score=1 - gain)
     return race
@@ -43,7 +44,7 @@ def test_a_setting_far_behind_stops_after_two_traces_with_the_deficit_in_words()
     assert stops_after(race, far) == 2
     reason = race.deficit({name: far[name] for name in TRACES[:2]})
     assert reason is not None
-    assert reason.startswith("stopped after 2 of 12 traces: 3")
+    assert reason.startswith("stopped after 2 of 12 traces: certainly behind the best setting in every objective, by 3")
 
 
 def test_one_trace_is_never_enough_and_a_setting_at_the_last_trace_is_not_stopped() -> None:
@@ -67,7 +68,7 @@ def test_a_setting_that_wins_one_objective_runs_to_the_end() -> None:
 
 def test_nothing_stops_before_it_is_known_how_much_settings_vary() -> None:
     rng = np.random.default_rng(4)
-    race = Race(OBJECTIVES, TRACES, noise=0.01)
+    race = Race(OBJECTIVES, TRACES, REGIMES, noise=0.01)
     for gain in (0.0, -0.1, -0.1):
         race.finished(values(rng, gain, 0.01), score=1 - gain)
     assert stops_after(race, values(rng, -1.0, 0.01)) is None
@@ -83,7 +84,7 @@ def test_more_noise_asks_for_more_traces() -> None:
 
 
 def test_a_metric_where_higher_is_better_is_raced_the_right_way_round() -> None:
-    race = Race(("goodput_per_s",), TRACES, noise=0.01)
+    race = Race(("goodput_per_s",), TRACES, REGIMES, noise=0.01)
     rng = np.random.default_rng(6)
 
     def goodput(level: float) -> dict[str, dict[str, float]]:
@@ -93,3 +94,39 @@ def test_a_metric_where_higher_is_better_is_raced_the_right_way_round() -> None:
         race.finished(goodput(level), score=1 / level)
     assert stops_after(race, goodput(1.0)) == 2
     assert stops_after(race, goodput(2.1)) is None
+
+
+def test_a_setting_that_loses_one_regime_alone_is_not_stopped_before_the_other_was_seen() -> None:
+    rng = np.random.default_rng(7)
+    race = started(rng, 0.01)
+    far = values(rng, -0.5, 0.01)
+    idle = [name for name, regime in zip(TRACES, REGIMES, strict=True) if regime == "idle"]
+    assert race.deficit({name: far[name] for name in idle}) is None
+    assert race.deficit({name: far[name] for name in [*idle, "t1"]}) is not None
+
+
+def test_a_regime_weighs_alike_however_many_traces_it_has() -> None:
+    """Behind by 30 % on one busy trace and ahead by 30 % on five idle ones is no deficit, and neither is the reverse."""
+    rng = np.random.default_rng(8)
+    regimes = ["busy", *["idle"] * 5, *["busy"] * 5, "idle"]
+    race = Race(OBJECTIVES, TRACES, regimes, noise=0.01)
+    for gain in (-0.05, 0.0, -0.02, -0.1, -0.03):
+        race.finished(values(rng, gain, 0.01), score=1 - gain)
+    mixed = {
+        name: {metric: value * (1.3 if regime == "busy" else 1 / 1.32) for metric, value in found.items()}
+        for (name, found), regime in zip(values(rng, 0.0, 0.01).items(), regimes, strict=True)
+    }
+    assert stops_after(race, mixed) is None
+
+
+def test_a_metric_that_is_zero_somewhere_leaves_the_race_open() -> None:
+    rng = np.random.default_rng(9)
+    race = started(rng, 0.01)
+    far = values(rng, -0.5, 0.01)
+    far["t1"]["p95_latency_s"] = 0.0
+    assert race.deficit({name: far[name] for name in TRACES[:4]}) is None
+
+
+def test_traces_come_in_turn() -> None:
+    assert in_turn([0, 1, 2, 3, 4], ["a", "a", "a", "b", "b"]) == [0, 3, 1, 4, 2]
+    assert in_turn([], []) == []

@@ -72,7 +72,7 @@ def test_the_lock_follows_no_link_and_changes_nothing(plan: Plan, tmp_path: Path
 
 def test_a_run_of_an_earlier_release_that_knew_fewer_keys_goes_on(plan: Plan, tmp_path: Path) -> None:
     with open_run(tmp_path / "run", plan) as run:
-        run.save_trial("references/x", SETTING, Outcome({}, {}, {}, 1.0), [])
+        run.save_trial("references/x", SETTING, Outcome({"mean_latency_s": 1.0}, {}, {}, 1.0), [])
         (run.path / "references/x/requests.parquet").touch()  # else the run has measured nothing, and gives way
     file = tmp_path / "run/identity.json"
     identity = json.loads(file.read_text())
@@ -184,7 +184,7 @@ OUTCOMES = st.builds(
     st.dictionaries(st.text(max_size=5), st.integers(0, 10**9), max_size=3),
     st.floats(0, 1e6),
     st.none() | st.text(),
-)
+).filter(lambda outcome: outcome.objectives or outcome.reason is not None)
 
 
 @given(OUTCOMES)

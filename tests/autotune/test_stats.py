@@ -3,6 +3,7 @@
 import time
 import tracemalloc
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,11 +13,18 @@ from hypothesis import strategies as st
 
 from autotune import aggregate, choose, metrics, pareto, stats
 from autotune.choose import Candidate
+from autotune.compare import compare_settings
+from autotune.evaluate import SimulatedEvaluator
+from autotune.metrics import Limits
 from autotune.records import Origin, Replay
 from autotune.results import Verdict
+from autotune.spec import LimitsSpec, StudySpec
 from ppas_core.defaults import published
 from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.policy import Branch, PolicyParams, Scope
+from ppas_core.sim.profile import load_profile
+from traces.format import Trace
+from traces.generate import rag_bursts
 
 REFERENCE = published("ppas")
 
@@ -239,7 +247,7 @@ def test_a_setting_that_harms_a_protected_regime_is_not_picked() -> None:
     risky = _candidate(0.7, regimes={"idle": 1.1, "busy": 0.5})
     safe = _candidate(0.9, regimes={"idle": 1.0, "busy": 0.8})
     assert choose.choose([base, risky, safe], 0, MEAN).index == 1
-    found = choose.choose([base, risky, safe], 0, MEAN, protect=["idle"])
+    found = choose.choose([base, risky, safe], 0, MEAN, protect={"idle": 0.5})
     assert found.index == 2
     assert "1 settings were left out for harming a protected regime" in found.sentence
 
@@ -303,3 +311,58 @@ def test_costs_name_what_is_clearly_worse_and_words_carry_no_double_negative() -
         "regime λ=2: mean end-to-end latency 20.0 % worse (95% interval 18.0 to 22.0 %)",
     ]
     assert choose.change(none, 0.95) == "1.0 % worse (95% interval -1.0 to +2.0 %)"
+
+
+def _simulated(params: PolicyParams, traces: list[Trace]) -> list[Replay]:
+    server = SimulatedEvaluator(load_profile("rtx5090-qwen2.5-3b"))
+    return [server.replay(params, trace) for trace in traces]
+
+
+@pytest.mark.parametrize("metric", ["makespan_s", "goodput_per_s", "mean_itl_s"])
+def test_a_metric_of_whole_replays_has_no_interval_with_one_trace_a_regime(metric: str) -> None:
+    traces = [rag_bursts(rate, 0) for rate in (0.6, 1.2)]
+    limits = Limits(latency_s=60.0)
+    sides = [_simulated(params, traces) for params in (PolicyParams.static(16384), published("ppas"))]
+    assert not stats.can_tell(metric, *sides, limits)
+    with pytest.raises(InvalidInput, match="needs two traces of each regime"):
+        stats.compare(*sides, [metric], limits=limits)
+    spec = StudySpec(name="x", objectives=(metric,), limits=LimitsSpec(latency_s=60.0))
+    found = compare_settings(("a", sides[0]), ("b", sides[1]), spec, (metric,))
+    assert found.verdict == "inconclusive"
+    assert "a single trace" in found.sentence
+
+
+def test_settings_that_differ_by_luck_are_not_told_apart_by_a_metric_of_whole_replays() -> None:
+    """Equal in the long run, on 40 disjoint pairs of traces: at most the 5 % that the confidence allows, and a few."""
+    rng = np.random.default_rng(0)
+    wrong = 0
+    for _ in range(200):
+        logs = [rng.normal(0, 0.02, size=3) for _ in range(2)]
+        interval = stats._student(float(np.exp(np.mean(logs))), logs, 0.95)
+        wrong += not interval.low < 0 < interval.high
+    assert wrong <= 20
+
+
+def test_students_interval_holds_the_effect_that_is_there() -> None:
+    traces = [rag_bursts(rate, seed) for rate in (0.6, 1.2) for seed in range(4)]
+    sides = [_simulated(params, traces) for params in (PolicyParams.static(512), published("ppas"))]
+    found = stats.compare(*sides, ["makespan_s", "mean_latency_s"]).overall["makespan_s"]
+    assert found.low < found.value < found.high
+    assert found.value == pytest.approx(
+        aggregate.improvement_pct(
+            aggregate.objective(
+                "makespan_s", *(aggregate.regime_means(side, ["makespan_s"]) for side in sides)
+            )
+        )
+    )  # fmt: skip
+
+
+def test_an_interval_never_claims_more_than_all_of_the_time() -> None:
+    few = [study(seed, 1.0, noise=0.9, traces=2) for seed in (1, 2)]
+    found = stats.compare(few[0], [_renamed(r, o) for r, o in zip(few[1], few[0], strict=True)], ["p95_latency_s"])
+    for interval in (found.overall["p95_latency_s"], *(effects["p95_latency_s"] for effects in found.regimes.values())):
+        assert interval.low <= interval.value <= interval.high < 100
+
+
+def _renamed(replay_: Replay, other: Replay) -> Replay:
+    return replace(replay_, trace_digest=other.trace_digest, trace_name=other.trace_name)

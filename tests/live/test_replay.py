@@ -22,7 +22,7 @@ from autotune import metrics
 from autotune.replay.outcome import ReplayOutcome
 from autotune.replay.run import base_url, replay
 from ppas_core.errors import InvalidInput
-from traces.format import Trace, TraceRequest
+from traces.format import Trace, TraceRequest, read_trace, write_trace
 from traces.prompts import WARM_UP, Vocabulary, prompt_ids
 
 ROOT = Path(__file__).parents[2]
@@ -239,10 +239,14 @@ def test_prompts_of_fifty_thousand_tokens_arrive_whole_and_on_time(serve: Serve)
     assert metrics.value("mean_tpot_s", outcome.records) < 0.1
 
 
-def test_shared_blocks_reach_the_server_as_shared_prefixes_and_a_warm_up_shares_nothing(serve: Serve) -> None:
+def test_shared_blocks_reach_the_server_as_shared_prefixes_and_a_warm_up_shares_nothing(
+    serve: Serve, tmp_path: Path
+) -> None:
     url = serve()
     blocks = [(1, 2), (1, 3), (4, 2)]
     over = Trace("blocks", tuple(TraceRequest(0.0, 30, 1, block_hashes=hashes) for hashes in blocks), block_size=16)
+    write_trace(over, tmp_path / "blocks.jsonl")
+    over = read_trace(tmp_path / "blocks.jsonl")  # as a user's trace comes, with its ids packed
     for purpose in ("measured", WARM_UP):
         assert assert_adds_up(run(url, over, purpose=purpose), 3)["ok"] == 3
     heads = [tuple(request["head"][:16]) for request in seen(url)]
