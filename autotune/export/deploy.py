@@ -3,22 +3,22 @@
 Each file starts `vllm serve` with the study's own server flags and the exported setting. A P-PAS setting needs an image
 with ppas-autotune in it, which the exported Dockerfile builds from vLLM's official one; a static budget runs on the
 official image as it is. What the study does not know (model of a folder, vLLM version, the built image's name) is a
-placeholder that stops the tool with a message, never a guess.
+placeholder that stops the tool with a message, never a guess. Every word of a user comes out of its reader as it was
+given: quoted where some reader of YAML would take it for a number or a switch, and with its dollars doubled.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
 from autotune.export.common import SCHEDULER_CLASS, header, one_line
+from autotune.export.flags import gpus, without_prefix_caching, without_secrets
 from autotune.export.patches import server_flags
 from autotune.results import StudyResults
 from ppas_core.policy import PolicyParams
@@ -28,22 +28,27 @@ CHANGE_ME: Final = "CHANGE-ME"
 """Stands where the study does not know a name; no registry and no model hub has it."""
 _PORT: Final = 8000
 _CONFIG_AT: Final = "/etc/ppas/vllm.yaml"
-_GPUS_FLAG: Final = ("--tensor-parallel-size", "-tp")
-_SECRET_FLAGS: Final = ("--api-key", "--ssl-keyfile-password", "--hf-token")
-_MODEL_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
-_RELEASE: Final = re.compile(r"\d+\.\d+\.\d+(\.post\d+|rc\d+)?")
+_HUB_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
+_BUCKET: Final = re.compile(r"(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._/-]*")
+_RELEASE: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(\.post[0-9]+|rc[0-9]+)?")
+_SAFE_PLAIN: Final = re.compile(r"(--?)?[A-Za-z/][\x21-\x7e]+( [\x21-\x7e]+)*")
+"""A text that no reader of YAML takes for a number or a switch; the rest is quoted, where it is one line."""
 
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
     """What a container needs to know beside the setting.
 
-    model: a model hub's name, None where the study used a folder. version: vLLM's release, None where the study does
+    model: a name that another machine may have, None where the study used a folder, or does not say. is_sure: false
+    where it may as well be a folder: a path beside the study file looks like a model hub's name, and the study records
+    no more than that. named: whether the study names a model at all. version: vLLM's release, None where the study does
     not know it. flags: the server flags of the study, without secrets. dropped: flags left out, by name.
     gpus: as the flags ask for.
     """
 
     model: str | None
+    is_sure: bool
+    named: bool
     version: str | None
     flags: tuple[str, ...]
     dropped: tuple[str, ...]
@@ -52,20 +57,23 @@ class Deployment:
     @classmethod
     def of(cls, results: StudyResults) -> Deployment:
         """What `results` say in their provenance."""
-        measured = results.provenance.get("measured_on") or {}
-        study = results.provenance.get("study") or {}
-        facts, server = measured.get("server") or {}, study.get("server") or {}
-        model = str(measured.get("model") or facts.get("model") or "")
-        if not _MODEL_ID.fullmatch(model) or server.get("model", model) != model or Path(model).is_dir():
-            model = ""  # a folder: no other machine has it under that name
+        measured, study = (_mapping(results.provenance, name) for name in ("measured_on", "study"))
+        facts, server = _mapping(measured, "server"), _mapping(study, "server")
+        named = str(measured.get("model") or facts.get("model") or "")
+        is_bucket = _BUCKET.fullmatch(named) is not None
+        # A folder beside the study file is measured under another path than the study file says.
+        is_name = (is_bucket or _HUB_NAME.fullmatch(named) is not None) and server.get("model", named) == named
         version = str(facts.get("vllm_version") or measured.get("vllm_version") or "").split("+", 1)[0]
-        flags, dropped = _without_secrets([str(flag) for flag in server.get("flags") or ()])
+        words = server.get("flags")
+        flags, dropped = without_secrets(str(word) for word in words) if isinstance(words, list | tuple) else ((), ())
         return cls(
-            model=model or None,
+            model=named if is_name else None,
+            is_sure=is_bucket or not is_name,
+            named=bool(named),
             version=version if _RELEASE.fullmatch(version) else None,
             flags=flags,
             dropped=dropped,
-            gpus=_gpus(flags),
+            gpus=gpus(flags),
         )
 
 
@@ -148,7 +156,7 @@ def kubernetes(params: PolicyParams, deployment: Deployment, origin: Iterable[st
         "name": "vllm",
         "image": f"{repository}:{tag}",
         "command": ["vllm", "serve"],
-        "args": [model, "--config", _CONFIG_AT, *deployment.flags],
+        "args": [model, "--config", _CONFIG_AT, *_escaped(deployment.flags)],
         "ports": [{"name": "http", "containerPort": _PORT}],
         "resources": {"limits": {"nvidia.com/gpu": str(deployment.gpus)}},
         "startupProbe": {"httpGet": health, "periodSeconds": 10, "failureThreshold": 180},
@@ -205,7 +213,7 @@ def kubernetes(params: PolicyParams, deployment: Deployment, origin: Iterable[st
 def helm_values(params: PolicyParams, deployment: Deployment, origin: Iterable[str]) -> str:
     """`helm-values.yaml` for the chart of the vLLM production stack."""
     repository, tag = _image(params, deployment)
-    flags, prefix_caching = _without_prefix_caching(deployment.flags)
+    flags, prefix_caching = without_prefix_caching(deployment.flags)
     budget, seqs = server_flags(params)[1::2]
     arguments = [*flags, "--max-num-batched-tokens", budget]
     if not params.is_static:
@@ -223,7 +231,7 @@ def helm_values(params: PolicyParams, deployment: Deployment, origin: Iterable[s
         "vllmConfig": {
             "enablePrefixCaching": prefix_caching,  # the chart switches it off where this key is missing
             "maxNumSeqs": int(seqs),
-            "extraArgs": arguments,
+            "extraArgs": _escaped(arguments),
         },
     }
     lines = [
@@ -254,13 +262,23 @@ def _change_lines(params: PolicyParams, deployment: Deployment) -> list[str]:
     unknown = [
         *([] if params.is_static else ["the registry that you pushed the built image to"]),
         *([] if deployment.version else ["vLLM's version, which the study does not know"]),
-        *([] if deployment.model else ["the model, which the study read from a folder"]),
+        *([] if deployment.model else [f"the model, which the study {_why_no_model(deployment)}"]),
     ]
     return [f"Replace {CHANGE_ME}: {'; '.join(unknown)}."] if unknown else []
 
 
+def _why_no_model(deployment: Deployment) -> str:
+    return "read from a folder" if deployment.named else "does not name"
+
+
 def _notes(deployment: Deployment) -> list[str]:
-    return [f"Left out, since a file is no place for a secret: {one_line(name)}." for name in deployment.dropped]
+    notes = [f"Left out, since a file is no place for a secret: {one_line(name)}." for name in deployment.dropped]
+    if not deployment.is_sure:
+        notes.append(
+            f"The study calls its model {deployment.model}: a name, or a folder of that name where it ran; it does not "
+            "record which."
+        )
+    return notes
 
 
 def _version_variable(deployment: Deployment) -> str:
@@ -269,46 +287,15 @@ def _version_variable(deployment: Deployment) -> str:
     return "${VLLM_VERSION:?the vLLM release to run, such as 0.27.1}"
 
 
-def _escaped(flags: Iterable[str]) -> list[str]:
-    """Compose replaces variables in every text; a doubled dollar is a dollar."""
-    return [flag.replace("$", "$$") for flag in flags]
+def _escaped(words: Iterable[str]) -> list[str]:
+    """Compose replaces variables in every text, Kubernetes in commands; in both a doubled dollar is a dollar."""
+    return [word.replace("$", "$$") for word in words]
 
 
-def _without_secrets(flags: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    kept: list[str] = []
-    dropped: list[str] = []
-    skip = False
-    for flag in flags:
-        name = flag.split("=", 1)[0]
-        if name in _SECRET_FLAGS:
-            dropped.append(name)
-            skip = "=" not in flag
-        elif skip and not flag.startswith("-"):
-            skip = False
-        else:
-            skip = False
-            kept.append(flag)
-    return tuple(kept), tuple(dropped)
-
-
-def _without_prefix_caching(flags: tuple[str, ...]) -> tuple[list[str], bool]:
-    """The flags that are left, and whether prefix caching is on; vLLM's own default is on."""
-    on = True
-    kept = []
-    for flag in flags:
-        if flag in ("--enable-prefix-caching", "--no-enable-prefix-caching"):
-            on = flag == "--enable-prefix-caching"
-        else:
-            kept.append(flag)
-    return kept, on
-
-
-def _gpus(flags: tuple[str, ...]) -> int:
-    words = [word for flag in flags for word in flag.split("=", 1)]
-    for name, value in itertools.pairwise(words):
-        if name in _GPUS_FLAG and value.isdigit() and int(value) > 0:
-            return int(value)
-    return 1
+def _mapping(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """What stands under `key`, where it is an object; else an empty one."""
+    found = parent.get(key)
+    return found if isinstance(found, Mapping) else {}
 
 
 def _yaml(body: dict[str, Any]) -> str:
@@ -323,8 +310,11 @@ class _Plain(yaml.SafeDumper):
         return True
 
 
-def _block(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    style = None if _SAFE_PLAIN.fullmatch(text) else '"'
+    if "\n" in text and all(character.isprintable() or character == "\n" for character in text):
+        style = "|"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_Plain.add_representer(str, _block)
+_Plain.add_representer(str, _text)

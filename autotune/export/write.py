@@ -10,6 +10,7 @@ import yaml
 
 from autotune.export.common import KIND, SAFE_VALUE, SCHEDULER_CLASS, VERSION, header, one_line, settings_digest, sha256
 from autotune.export.deploy import Deployment, compose, dockerfile, helm_values, kubernetes
+from autotune.export.flags import scrubbed
 from autotune.export.patches import GENERATIONS, Generation, environment, nearest_expressible, server_flags
 from autotune.export.vllm_bench import auto_tune_result, sweep_params
 from autotune.provenance import now
@@ -173,7 +174,7 @@ def _settings_json(
             "verdicts": _verdicts(results, setting),
             "not_identified": results.not_identified,
         },
-        "measured_on": results.provenance.get("measured_on"),
+        "measured_on": scrubbed(results.provenance.get("measured_on")),
         "versions": results.provenance.get("versions"),
         "traces": [{"name": t.name, "purpose": t.purpose, "digest": t.digest} for t in results.traces],
         "files": others,

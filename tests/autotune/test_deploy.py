@@ -174,14 +174,6 @@ def test_no_secret_of_the_servers_flags_reaches_a_file_and_the_gap_is_said(tmp_p
     assert "{{ $$x }}" in (tmp_path / "compose.yaml").read_text(), "a dollar is a dollar"
 
 
-def test_a_model_that_is_a_folder_is_no_name_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "models/mine").mkdir(parents=True)
-    served = {"measured_on": {"model": "models/mine"}, "study": {"server": {"model": "models/mine", "flags": []}}}
-    write_export(results_of(STATIC, provenance=served), tmp_path / "export")
-    assert "models/mine" not in (tmp_path / "export/kubernetes.yaml").read_text()
-
-
 def test_a_static_export_over_another_one_leaves_no_dockerfile_behind(tmp_path: Path) -> None:
     write_export(results_of(TUNED), tmp_path)
     assert (tmp_path / "Dockerfile").exists()

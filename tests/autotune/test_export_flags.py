@@ -1,0 +1,246 @@
+"""Exports with flags and model names that users do write: no secret goes out, and every word comes back as it was."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ruamel.yaml import YAML
+from test_export import STATIC, TUNED, results_of
+
+from autotune.export import write_export
+from autotune.export.deploy import CHANGE_ME
+from autotune.export.flags import HIDDEN, gpus, grouped, scrubbed, without_prefix_caching, without_secrets
+
+STRANGE = [
+    "--chat-template", "a\nb: {c}\n", "--x={{ .Values.y }}", "$(HOME) ${HOME} $$ $", "'\"`\\", "λ – 模型 🚀",
+    "\u2028\x85\u200b\ufeff",
+    "1e3", "08", "0o17", "yes", "y", "null", "~", "<<", "=", "- a", "# no comment", "&a *b !c", " before", "after ", "",
+    "<b>&amp;", "2026-11-30", "%", "@", "\t", "x" * 300 + " " + "y" * 300, '{"a": 1}', "--", "\\",
+]  # fmt: skip
+
+
+def live(flags: list[str], model: str = "example/Model-3B", measured: str | None = None) -> dict[str, Any]:
+    return {
+        "measured_on": {
+            "model": measured or model,
+            "flags": flags,
+            "server": {"vllm_version": "0.27.1", "flags": {"api_key": ["in-facts-s3cret"], "max_num_seqs": 8}},
+        },
+        "study": {"server": {"model": model, "flags": flags}},
+    }
+
+
+def words_of(folder: Path) -> dict[str, list[str]]:
+    """The words that the server gets from each file: as a YAML 1.1 and a 1.2 reader see them, variables replaced."""
+    found = {}
+    for reader in (yaml.safe_load_all, YAML(typ="safe", pure=True).load_all):
+        service = next(reader((folder / "compose.yaml").read_text()))["services"]["vllm"]
+        found[f"compose, {reader}"] = [word.replace("$$", "$") for word in service["command"][3:]]
+        pod = list(reader((folder / "kubernetes.yaml").read_text()))[1]["spec"]["template"]["spec"]
+        found[f"kubernetes, {reader}"] = [expanded(word) for word in pod["containers"][0]["args"][3:]]
+        model = next(reader((folder / "helm-values.yaml").read_text()))["servingEngineSpec"]["modelSpec"][0]
+        arguments = model["vllmConfig"]["extraArgs"]
+        end = arguments.index("--max-num-batched-tokens")
+        found[f"helm, {reader}"] = [expanded(word) for word in arguments[:end]]
+    return found
+
+
+def expanded(word: str) -> str:
+    """A word of a container's command as Kubernetes passes it on where no variable is set."""
+    return re.sub(r"\$(\$|\([^)]*\)|.|$)", lambda m: "$" if m[1] == "$" else m[0], word, flags=re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--api_key", "s3cret"],
+        ["--api-key", "s3cret", "s3cret-2", "s3cret-3"],
+        ["--api_key=s3cret", "s3cret-2"],
+        ["--api-k", "s3cret"],
+        ["--hf_token", "s3cret"],
+        ["--hf-t=s3cret"],
+        ["--api-key", "-12345s3cret and more"],
+        ["--api-key s3cret"],
+        ["--ssl_keyfile_password", "s3cret"],
+        ["--model_loader_extra_config.aws_secret_access_key", "s3cret"],
+        ["--model-loader-extra-config", '{"storage": [{"secretAccessKey": "s3cret"}]}'],
+        ['--kv-transfer-config={"kv_connector_extra_config": {"api_token": "s3cret"}}'],
+        ["--otlp-traces-endpoint", "https://user:s3cret@traces.example/x"],
+        ["--tool-server", "https://s3cret@tools.example"],
+        ["--otlp_traces_endpoint=https://traces.example/?access_token=s3cret"],
+        ["--some-plugin", "hf_s3cretabcdefghijklmnopqrstuvwxyz0123".replace("s3cret", "s3cretX")],
+    ],
+    ids=lambda flags: " ".join(flags)[:40],
+)
+def test_a_secret_in_any_spelling_reaches_no_file_and_what_was_left_out_is_said(
+    flags: list[str], tmp_path: Path
+) -> None:
+    around = ["--enforce-eager", *flags, "--max_model_len", "4096"]
+    for file in write_export(results_of(TUNED, provenance=live(around)), tmp_path):
+        assert "s3cret" not in file.read_text(), file
+    for words in words_of(tmp_path).values():
+        assert words == ["--enforce-eager", "--max_model_len", "4096"]
+    for name in ("compose.yaml", "kubernetes.yaml", "helm-values.yaml"):
+        assert "Left out, since a file is no place for a secret: --" in (tmp_path / name).read_text()
+
+
+def test_flags_that_only_sound_like_secrets_stay() -> None:
+    words = [
+        "--allow-credentials", "--ssl-keyfile", "/a/key.pem", "--return-tokens-as-token-ids", "--spec-tokens", "4",
+        "--long_prefill_token_threshold", "4", "--api-server-count", "2", "--max-num-batched-tokens=8",
+        "--hf-overrides", '{"classifier_from_token": ["no", "yes"], "pad_token": "<pad>", "cache_tokens": 3}',
+        "--hf-config-path", "x", "--seed", "-3", "--otlp-traces-endpoint", "http://127.0.0.1:4317",
+    ]  # fmt: skip
+    assert without_secrets(words) == (tuple(words), ())
+
+
+def test_the_settings_file_keeps_what_was_measured_on_but_for_its_secrets(tmp_path: Path) -> None:
+    measured = {
+        "model": "example/Model-3B",
+        "flags": ["--api-key", "a-s3cret", "--hf_token=b-s3cret", "--seed", "3"],
+        "wrapper": ["env", "HF_TOKEN=c-s3cret", "nsys"],
+        "environment": ["HF_TOKEN"],
+        "url": "http://user:d-s3cret@127.0.0.1:8000",
+        "server": {"flags": {"api_key": ["e-s3cret"], "seed": 3, "unparsed": "{'api_key': ['f-s3cret'], 'x': X(1)}"}},
+        "seconds_per_token": 0.25,
+    }
+    write_export(results_of(TUNED, provenance={"measured_on": measured}), tmp_path)
+    text = (tmp_path / "settings.json").read_text()
+    assert "s3cret" not in text
+    assert json.loads(text)["measured_on"] == {
+        "model": "example/Model-3B",
+        "flags": ["--api-key", HIDDEN, "--hf-token", HIDDEN, "--seed", "3"],
+        "wrapper": ["env", f"HF_TOKEN={HIDDEN}", "nsys"],
+        "environment": ["HF_TOKEN"],
+        "url": f"http://{HIDDEN}@127.0.0.1:8000",
+        "server": {"flags": {"api_key": HIDDEN, "seed": 3, "unparsed": HIDDEN}},
+        "seconds_per_token": 0.25,
+    }
+
+
+@given(st.lists(st.text(max_size=12) | st.sampled_from(["--api-key", "--api_key=", "-tp", "--a b", "-1"]), max_size=8))
+@settings(max_examples=300, deadline=None)
+def test_any_words_are_grouped_without_loss_and_scrubbing_again_changes_nothing(words: list[str]) -> None:
+    assert [word for flag in grouped(words) for word in flag.words] == words
+    assert gpus(words) >= 1
+    once = scrubbed(words)
+    assert scrubbed(once) == once
+
+
+@pytest.mark.parametrize(
+    ("flags", "count"),
+    [
+        (["--tensor_parallel_size", "2"], 2),
+        (["--tensor-parallel-size=2", "-pp", "3"], 6),
+        (["-tp=2", "--pipeline_parallel_size=2", "--data_parallel_size", "2"], 8),
+        (["-tp", "2", "-dp", "4", "--data-parallel-size-local", "2"], 4),
+        (["--tensor-parallel-size", "2", "--tensor_parallel_size", "4"], 4),
+        (["--tensor", "2", "-dp=2", "-pcp", "2"], 8),
+        (["--tensor-parallel-size", "many", "-dpp", "13345", "-dcp", "4", "--seed", "7"], 1),
+        (["--chat-template", "-tp 8", "-pp", "0"], 1),
+    ],
+)
+def test_gpus_are_those_of_all_parallel_sizes_in_any_spelling(flags: list[str], count: int, tmp_path: Path) -> None:
+    write_export(results_of(STATIC, provenance=live(flags)), tmp_path)
+    service = yaml.safe_load((tmp_path / "compose.yaml").read_text())["services"]["vllm"]
+    assert service["deploy"]["resources"]["reservations"]["devices"][0]["count"] == count
+    pod = list(yaml.safe_load_all((tmp_path / "kubernetes.yaml").read_text()))[1]["spec"]["template"]["spec"]
+    assert pod["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == str(count)
+    values = yaml.safe_load((tmp_path / "helm-values.yaml").read_text())
+    assert values["servingEngineSpec"]["modelSpec"][0]["requestGPU"] == count
+
+
+@pytest.mark.parametrize("flag", ["--no_enable_prefix_caching", "--no-enable-prefix-caching", "--no-enable-prefix"])
+def test_helm_switches_prefix_caching_off_however_the_flag_is_spelt(flag: str) -> None:
+    assert without_prefix_caching(["--seed", "1", flag]) == (["--seed", "1"], False)
+    assert without_prefix_caching([flag, "--enable_prefix_caching"]) == ([], True)
+
+
+def test_every_strange_word_of_a_flag_comes_out_of_every_file_as_it_was(tmp_path: Path) -> None:
+    write_export(results_of(TUNED, provenance=live(STRANGE)), tmp_path)
+    for where, words in words_of(tmp_path).items():
+        assert words == STRANGE, where
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=10), max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_any_words_of_flags_come_out_of_every_file_as_they_were(
+    tmp_path_factory: pytest.TempPathFactory, flags: list[str]
+) -> None:
+    folder = tmp_path_factory.mktemp("export")
+    write_export(results_of(STATIC, provenance=live(flags)), folder)
+    for where, words in words_of(folder).items():
+        assert words == flags, where
+
+
+def args_of(folder: Path) -> list[str]:
+    pod: dict[str, Any] = list(yaml.safe_load_all((folder / "kubernetes.yaml").read_text()))[1]
+    args: list[str] = pod["spec"]["template"]["spec"]["containers"][0]["args"]
+    return args
+
+
+@pytest.mark.parametrize("model", ["gpt2", "models/mine"])
+def test_a_model_called_as_a_hub_calls_them_is_a_name_or_a_folder_whatever_lies_here(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = []
+    for name in ("without", "with"):
+        here = tmp_path / name
+        here.mkdir()
+        monkeypatch.chdir(here)
+        if name == "with":
+            (here / model).mkdir(parents=True)
+        write_export(results_of(STATIC, provenance=live([], model)), here / "export")
+        texts.append((here / "export/kubernetes.yaml").read_text())
+        assert args_of(here / "export")[0] == model
+        assert f"${{MODEL:-{model}}}" in (here / "export/compose.yaml").read_text()
+    assert texts[0] == texts[1], "the folder where an export is written is no fact about the study"
+    assert f"The study calls its model {model}: a name, or a folder of that name where it ran" in texts[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "measured"),
+    [
+        ("models/mine", "studies/models/mine"),
+        ("/models/mine", None),
+        ("./mine", None),
+        ("a/b/c", None),
+        ("two\nlines", None),
+        ('it\'s "mine"', None),
+        ("{{ .Values.x }}", None),
+        ("${HOME}/x", None),
+        ("modèle/λ", None),
+        ("mine}", None),
+        ("٣/٣", None),
+    ],
+)
+def test_a_model_that_can_only_be_a_folder_is_a_placeholder_that_says_so(
+    model: str, measured: str | None, tmp_path: Path
+) -> None:
+    write_export(results_of(STATIC, provenance=live([], model, measured)), tmp_path)
+    assert args_of(tmp_path)[0] == CHANGE_ME
+    for name in ("kubernetes.yaml", "helm-values.yaml"):
+        assert "the model, which the study read from a folder." in (tmp_path / name).read_text()
+    command = yaml.safe_load((tmp_path / "compose.yaml").read_text())["services"]["vllm"]["command"]
+    assert command[0] == "${MODEL:?name the model}"
+    assert json.loads((tmp_path / "settings.json").read_text())["measured_on"]["model"] == (measured or model)
+
+
+def test_a_study_that_names_no_model_is_not_said_to_have_read_a_folder(tmp_path: Path) -> None:
+    write_export(results_of(STATIC, provenance={"measured_on": None, "study": []}), tmp_path)
+    text = (tmp_path / "kubernetes.yaml").read_text()
+    assert "the model, which the study does not name." in text
+    assert "folder" not in text
+
+
+def test_a_version_in_other_digits_is_no_tag(tmp_path: Path) -> None:
+    measured = {"measured_on": {"model": "a/b", "vllm_version": "٠.٢٧.١"}}
+    write_export(results_of(TUNED, provenance=measured), tmp_path)
+    assert "ARG VLLM_VERSION\n" in (tmp_path / "Dockerfile").read_text()
