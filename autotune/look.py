@@ -201,7 +201,7 @@ def _about_load(load: dict[str, Any]) -> str:
 def _about_kv(load: dict[str, Any]) -> list[str]:
     share = load["peak_kv_blocks"] / load["kv_blocks"]
     if load["preemptions"]:
-        times = f"{load['preemptions']} times, with up to {100 * share:.0f} % of it held"
+        times = f"{load['preemptions']} time{'' if load['preemptions'] == 1 else 's'}, with up to {100 * share:.0f} % of it held"
         return [f"The KV pool is too small for it at times: requests were preempted {times}."]
     return ["The KV pool is full at times: requests wait for room."] if share > 0.95 and load["peak_waiting"] else []
 
@@ -218,7 +218,10 @@ def _about_pressure(setting: PolicyParams, branches: dict[str, Any]) -> list[str
     if silent := [entry["value"] for entry in tried if entry["value"] > max(acting)]:
         said.append(f"Pressure is never reached from n_th = {silent[0]} on: larger values cannot be told apart here.")
     if same := [entry["value"] for entry in tried if entry["same_as_before"] and entry["value"] <= max(acting)]:
-        said.append(f"n_th of {', '.join(map(str, same))} gives exactly the times of the value before it.")
+        values = ", ".join(map(str, same))
+        said.append(
+            f"Under n_th = {values} every request has the same times as under the next lower value: no difference."
+        )
     if not branches["steps"][Branch.PRESSURE]:
         said.append(f"Under the setting itself (n_th = {setting.n_th}) no step is capped.")
     return said

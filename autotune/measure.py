@@ -149,19 +149,21 @@ class Measurement:
         plan, file = self.plan, self.run.path / "references" / "noise.json"
         if (known := _kept_noise(file, self.preferred)) is not None:
             return known
-        self.progress.begin("Measuring the noise (reference against itself)", NOISE_RUNS * len(plan.tuning))
+        self.progress.begin("Measuring the noise (reference against itself)", NOISE_RUNS * len(plan.tuning) + 1)
         runs: list[list[Replay]] = [[] for _ in range(NOISE_RUNS)]
         for trace in plan.tuning:
             for repeat, run in enumerate(runs, start=1):
                 run.append(plan.evaluator.replay(plan.reference, trace, repeat))
                 self.progress.advance()
-        self.progress.end()
         fewer = math.sqrt(len(plan.tuning) / len(plan.held_out))
         floors = [
             noise_floor(runs, metric, wanted_pct=plan.spec.min_gain_pct, limits=self.limits)
             for metric in self.preferred
         ]
         found = [NoiseInfo(visible_held_out_pct=floor.visible_pct * fewer, **asdict(floor)) for floor in floors]
+        worst = max(found, key=lambda entry: entry.visible_held_out_pct)
+        self.progress.advance(f"a gain below {worst.visible_held_out_pct:.1f} % ({worst.metric}) will not be seen")
+        self.progress.end()
         entries: list[dict[str, Any]] = [entry.model_dump() for entry in found]
         write_atomically(file, dump_json(entries, indent=1).encode())
         return found

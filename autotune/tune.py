@@ -41,6 +41,8 @@ from ppas_core.policy import PolicyParams
 from traces.format import Trace
 
 _FEW_TRACES: Final = 3
+_HOPELESS_PCT: Final = 20.0
+"""A noise floor above this hides any gain that P-PAS was ever seen to give."""
 _RANDOM_STREAM: Final = 1_000_003
 """Keeps the random arm's seed away from the search's."""
 
@@ -351,6 +353,12 @@ class _Tuner:
         cold: ColdCheck | None,
     ) -> list[str]:
         notes = [note for note in (self.searching.cut, self.unforeseen) if note]
+        unseen_pct = max((noise.visible_held_out_pct for noise in self.study.noise), default=0.0)
+        if unseen_pct > _HOPELESS_PCT:
+            notes.append(
+                f"measurements vary so much here that no gain below {unseen_pct:.0f} % could be seen: a quieter machine, "
+                "longer traces or more held-out traces are needed before anything can be concluded"
+            )
         if self.foresight is not None and (dropped := self.foresight.dropped) is not None:
             notes.append(f"the simulator was dropped, since the live trials contradict it: {dropped}")
         if self.spec.protect == "everywhere" and self._simulator() is None:

@@ -205,7 +205,7 @@ class Bar:
             self._task = self._bar.add_task(stage, total=total, completed=done, note="", eta="–")
         else:
             already = f" ({done} done before)" if done else ""
-            err.print(escape(f"{stage}: {total} steps{already} …"))
+            err.print(escape(f"{stage}{f': {total} steps{already}' if total > 1 else ''} …"))
 
     def advance(self, note: str = "") -> None:
         """One step further."""

@@ -310,8 +310,9 @@ def _show(results: StudyResults, path: Path) -> None:
     )
     for comparison in results.comparisons[:2]:
         say(escape(comparison.sentence))
-    for cost in results.comparisons[0].costs:
-        say(f"[yellow]cost:[/] {escape(cost)}")
+    if results.exported_role == results.comparisons[0].candidate:  # what nobody will use costs nobody anything
+        for cost in results.comparisons[0].costs:
+            say(f"[yellow]cost:[/] {escape(cost)}")
     for noise in results.noise:
         say(
             f"noise: {noise.metric} of one replay varies by {noise.replay_pct:.1f} %; "
@@ -333,8 +334,8 @@ def _show(results: StudyResults, path: Path) -> None:
 
 
 def _robustness(results: StudyResults) -> list[str]:
-    """At other rates, on the preferred metric; nothing where the pick is the reference."""
-    if results.pick_trial == results.reference_trial or not results.robustness:
+    """At other rates, on the preferred metric; nothing where the pick is not what is exported."""
+    if results.exported_role != results.comparisons[0].candidate or not results.robustness:
         return []
     metric = results.comparisons[0].preferred_metric
     parts = [
