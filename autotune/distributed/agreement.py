@@ -29,7 +29,12 @@ def agreed_plan(plan: Plan) -> dict[str, Any]:
     """What all workers of the study must have in common, as plain JSON values."""
     parts = identity(plan)
     del parts["measured_on"]
-    spec = {key: value for key, value in parts.pop("spec").items() if key != "server"}
+    spec = parts.pop("spec")
+    # Compared as resolved, or of one machine: files have the same requests under other names.
+    for key in ("server", "reference", "space"):
+        spec.pop(key, None)
+    if spec["workload"]["family"] == "files":
+        del spec["workload"]
     return {**{f"study.{key}": value for key, value in spec.items()}, **parts}
 
 

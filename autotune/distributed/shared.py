@@ -105,7 +105,6 @@ class SharedSearch(Search):
         known: Sequence[tuple[Arm, PolicyParams]],
         say: Callable[[str], None],
     ) -> None:
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._space = space
         self._objectives = tuple(objectives)
         self._arm = "search"

@@ -34,6 +34,11 @@ _OF_THE_USER: Final = (
 )  # fmt: skip
 """Words of a database that will say the same however long one waits."""
 
+_LOST: Final = (
+    exc.OperationalError, exc.InterfaceError, exc.TimeoutError,
+    exc.PendingRollbackError, exc.ResourceClosedError,  # what came of a connection that broke just before
+)  # fmt: skip
+
 
 @dataclass(slots=True)
 class Patience:
@@ -97,7 +102,7 @@ class Patience:
 
 def open_storage(where: StorageUrl, patience: Patience) -> BaseStorage:
     """The storage at `where`. Raises InvalidInput when its driver is missing or it refuses, NoResult when it stays away."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # outages are told here, in a line each
     try:
         inner = patience.through(lambda: _proxy(where) if where.kind == "grpc" else _database(where), opening=True)
     except ImportError:
@@ -174,9 +179,7 @@ def _patient(inner: BaseStorage, patience: Patience) -> BaseStorage:
 def _away(error: BaseException) -> str | None:
     """Why the storage could not be reached, in a line; None for an error that waiting does not cure."""
     for cause in _causes(error):
-        if isinstance(cause, exc.OperationalError | exc.InterfaceError | exc.TimeoutError) or (
-            isinstance(cause, exc.DBAPIError) and cause.connection_invalidated
-        ):
+        if isinstance(cause, _LOST) or (isinstance(cause, exc.DBAPIError) and cause.connection_invalidated):
             return _first_line(cause)
         if (code := _grpc_code(cause)) is not None:
             return f"gRPC: {code}" if code in ("UNAVAILABLE", "DEADLINE_EXCEEDED", "UNKNOWN", "INTERNAL") else None

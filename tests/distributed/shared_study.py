@@ -1,0 +1,112 @@
+"""A study that several processes share, and a look at its trials."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import optuna
+import yaml
+from optuna.exceptions import StorageInternalError
+from optuna.trial import FrozenTrial
+from sqlalchemy.exc import SQLAlchemyError
+
+from autotune.distributed.url import VARIABLE
+from autotune.spec import StudySpec, parse_spec
+
+STUDY: dict[str, Any] = {
+    "name": "shared",
+    "workload": {"family": "rag-bursts", "rates_per_s": [0.4, 1.0], "prompt_tokens": 4000},
+    "space": {"preset": "ppas", "b_cap": {"low": 512, "high": 16384, "step": 512}},
+    "static_budgets": [512, 2048, 16384],
+    "tuning_seeds": [0, 1],
+    "held_out_seeds": [10, 11],
+    "sampler": "tpe",
+    "trials": 6,
+}
+
+
+def spec(**changes: object) -> StudySpec:
+    return parse_spec({**STUDY, **changes}, "test")
+
+
+def write(folder: Path, **changes: object) -> Path:
+    path = folder / "study.yaml"
+    path.write_text(yaml.safe_dump({**STUDY, **changes}))
+    return path
+
+
+class Process:
+    """A `ppas worker` of its own, with what it said in a file."""
+
+    def __init__(self, study: Path, storage: str, run: Path, *options: str) -> None:
+        self.run = run
+        self.log = run.with_name(f"{run.name}.log")
+        words = [sys.executable, "-m", "autotune.entry", "worker", str(study), "--run", str(run), "--quiet", *options]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                words, env={**os.environ, VARIABLE: storage}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    @property
+    def name(self) -> str:
+        """What its trials call it."""
+        return (self.run / "worker.txt").read_text().strip()
+
+    def said(self) -> str:
+        return self.log.read_text()
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+
+
+class Trials:
+    """The trials of the study as the storage has them."""
+
+    def __init__(self, url: str, name: str = "shared") -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._url = url
+        self._name = name
+
+    def all(self) -> list[FrozenTrial]:
+        found = optuna.load_study(
+            study_name=self._name, storage=self._url.replace("postgresql:", "postgresql+psycopg:")
+        )
+        return found.get_trials(deepcopy=False)
+
+    def running(self, owner: str) -> list[FrozenTrial]:
+        """Trials that the worker measures at present, and has not measured yet."""
+        return [
+            trial
+            for trial in self.all()
+            if trial.state == optuna.trial.TrialState.RUNNING
+            and trial.user_attrs.get("owner") == owner
+            and "settings" in trial.user_attrs
+            and "measured" not in trial.user_attrs
+        ]
+
+    def by(self, owner: str) -> list[FrozenTrial]:
+        """Finished trials that the worker measured."""
+        return [trial for trial in self.done() if trial.user_attrs.get("owner") == owner]
+
+    def done(self) -> list[FrozenTrial]:
+        return [trial for trial in self.all() if trial.state == optuna.trial.TrialState.COMPLETE]
+
+
+def wait_until(what: str, holds: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            if holds():
+                return
+        except (KeyError, FileNotFoundError, SQLAlchemyError, StorageInternalError):
+            pass  # nobody has begun yet
+        assert time.monotonic() < deadline, f"{what}: not within {timeout_s:g} s"
+        time.sleep(0.1)

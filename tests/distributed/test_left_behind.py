@@ -1,0 +1,140 @@
+"""What a worker that died leaves in the storage, between any two of its writes, is put right by the next one."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import optuna
+import pytest
+from shared_study import spec
+
+from autotune.distributed.shared import MAX_DEATHS, SharedSearch
+from autotune.distributed.url import StorageUrl
+from autotune.distributed.work import Shared
+from autotune.measure import Measurement
+from autotune.plan import Plan, make_plan
+from autotune.progress import Silent
+from autotune.runfolder import open_run
+from autotune.study import Outcome, SearchTrial
+from ppas_core.policy import PolicyParams
+
+DIES = """
+import os, sys
+from pathlib import Path
+sys.path[:0] = [sys.argv[1]]
+from test_left_behind import joined, plan
+with joined(plan(), Path(sys.argv[2]), Path(sys.argv[3])) as (study, search):
+    if sys.argv[4] == "measuring":
+        while True:
+            search.take(
+                lambda number, params: os.kill(os.getpid(), 9) if number == 0
+                else study.outcome(f"trials/{number}", params)
+            )
+    else:
+        search._finish = lambda number, outcome: os.kill(os.getpid(), 9)
+        search.take(lambda number, params: study.outcome(f"trials/{number}", params))
+"""
+
+
+def plan() -> Plan:
+    return make_plan(spec(trials=2))
+
+
+class joined:  # noqa: N801 - reads as a context
+    """A worker with the run folder `run` that has joined the study in the SQLite file `database`."""
+
+    def __init__(self, plan: Plan, database: Path, run: Path) -> None:
+        self._plan = plan
+        self._where = StorageUrl.parse(f"sqlite:///{database}")
+        self._opened = open_run(run, plan)
+
+    def __enter__(self) -> tuple[Measurement, SharedSearch]:
+        study = Measurement(self._plan, self._opened.__enter__(), Silent())
+        shared = Shared(self._where, say=lambda text: None, heartbeat_s=0.2)
+        return study, shared.search(study)
+
+    def __exit__(self, *error: object) -> None:
+        self._opened.__exit__(None, None, None)
+
+
+def dies(database: Path, run: Path, when: str) -> None:
+    """A worker that is killed while it measures the first trial, or after it stored its first measurement."""
+    here = str(Path(__file__).parent)
+    done = subprocess.run(
+        [sys.executable, "-c", DIES, here, str(database), str(run), when],
+        env={**os.environ, "PYTHONPATH": os.getcwd()}, check=False, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == -signal.SIGKILL
+
+
+def take_all(study: Measurement, search: SharedSearch) -> dict[int, PolicyParams]:
+    """Measures what is left; number to setting of what was measured here."""
+    taken: dict[int, PolicyParams] = {}
+
+    def measure(number: int, params: PolicyParams) -> Outcome:
+        taken[number] = params
+        return study.outcome(f"trials/{number}", params)
+
+    while len(search.trials()) < search.total:
+        search.take(measure)
+    return taken
+
+
+def first(trials: list[SearchTrial]) -> SearchTrial:
+    return trials[0]
+
+
+def test_a_setting_of_which_three_workers_died_counts_as_failed(tmp_path: Path) -> None:
+    database = tmp_path / "s.db"
+    for _ in range(MAX_DEATHS):  # the same worker again: it knows at once what it left
+        dies(database, tmp_path / "deadly", "measuring")
+    with joined(plan(), database, tmp_path / "deadly") as (study, search):
+        taken = take_all(study, search)
+        deadly = first(search.trials())
+    assert deadly.number == 0
+    assert deadly.outcome.reason == "3 workers died while they measured it"
+    assert 0 not in taken
+    assert len(search.trials()) == search.total
+
+
+def test_a_measurement_that_a_dead_worker_stored_is_told_and_not_repeated(tmp_path: Path) -> None:
+    database = tmp_path / "s.db"
+    dies(database, tmp_path / "one", "told")
+    with joined(plan(), database, tmp_path / "other") as (study, search):
+        taken = take_all(study, search)
+    assert 0 not in taken
+    assert first(search.trials()).outcome.reason is None
+    assert search.attempts()[0] == 1
+
+
+def test_two_that_queue_the_same_retry_make_one_attempt(tmp_path: Path) -> None:
+    database = tmp_path / "s.db"
+    with (
+        joined(plan(), database, tmp_path / "one") as (_, one),
+        joined(plan(), database, tmp_path / "two") as (study, two),
+    ):
+        with pytest.raises(RuntimeError):
+            one.take(lambda number, params: fail())
+        # Both look before either writes: as two processes may.
+        trials = one._study.get_trials(deepcopy=False)
+        for search in (one, two):
+            search._again(search._slots(trials)[0], trials[0])
+        taken = take_all(study, two)
+        done = [t for t in two._study.get_trials() if t.state == optuna.trial.TrialState.COMPLETE]
+    assert sorted(taken) == list(range(two.total))
+    assert len(done) == two.total
+    assert two.attempts()[0] == 2
+
+
+def test_a_trial_beyond_those_asked_for_is_taken_back_and_never_measured(tmp_path: Path) -> None:
+    with joined(plan(), tmp_path / "s.db", tmp_path / "one") as (study, search):
+        take_all(study, search)
+        search.propose("predicted", plan().in_space[0][1])
+        assert search.take(lambda number, params: fail()) is None
+        assert len(search.trials()) == search.total
+
+
+def fail() -> Outcome:
+    raise RuntimeError("what measures broke")

@@ -1,0 +1,42 @@
+"""Storage URLs: what they may be, and that no password is ever shown."""
+
+import pytest
+
+from autotune.distributed.url import StorageUrl, redacted
+from ppas_core.errors import InvalidInput
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "postgresql://ppas:s3cret@db:5432/studies",
+        "postgres://ppas:s3/cr@et@db/studies",
+        "mysql://ppas:s3cret@db/studies",
+        "postgresql://ppas@db/studies?password=s3cret&sslmode=require",
+    ],
+)
+def test_a_storage_shows_no_password_in_any_form(text: str) -> None:
+    where = StorageUrl.parse(text)
+    for shown in (str(where), repr(where), redacted(f"ppas worker --storage={text} x")):
+        assert "s3" not in shown
+        assert "et" not in shown.replace("***", "")
+        assert "***" in shown
+    assert where.full.endswith(text.partition("://")[2])
+
+
+@pytest.mark.parametrize(
+    "text", ["", "postgresql", "redis://host/0", "sqlite://", "sqlite:///", "grpc://host:port", "grpc://"]
+)
+def test_what_is_no_storage_is_refused_with_what_is_allowed(text: str) -> None:
+    with pytest.raises(InvalidInput, match=r"allowed|sqlite:///FILE"):
+        StorageUrl.parse(text)
+
+
+def test_a_refused_storage_shows_no_password_either() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        StorageUrl.parse("redis://user:s3cret@host/0")
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_proxy_without_a_port_is_asked_at_optunas_own() -> None:
+    assert StorageUrl.parse("grpc://head").address() == ("head", 13000)
