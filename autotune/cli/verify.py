@@ -18,7 +18,7 @@ def add_to(app: typer.Typer) -> None:
 
 @console.reports_errors
 def verify(
-    path: Annotated[Path, typer.Argument(metavar="RUN|EXPORT", help="A run folder, or an export.", show_default=False)],
+    path: Annotated[Path, typer.Argument(metavar="FOLDER", help="A run folder, or an export.", show_default=False)],
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print nothing; the exit code tells.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for pipes.")] = False,
 ) -> None:

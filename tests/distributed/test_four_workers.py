@@ -16,7 +16,7 @@ from autotune.progress import Silent
 from autotune.results import StudyResults
 
 LONG = {"family": "rag-bursts", "rates_per_s": [0.4, 1.0], "prompt_tokens": 4000, "phase_s": 2000}
-TRIALS = 32
+TRIALS = 24
 CUT_S = 8.0
 
 
@@ -48,16 +48,16 @@ def test_four_workers_measure_exactly_the_trials_asked_for_though_one_is_killed_
         Process(study, server.url(wire.port if name == "cut" else None), tmp_path / name, "--heartbeat", "1s")
         for name in ("killed", "cut", "third", "fourth")
     ]
-    killed, cut, *_ = workers
+    killed = workers[0]
     try:
         wait_until("all work", lambda: all(trials.by(worker.name) for worker in workers))
         abandoned = kill_in_mid_trial(killed, trials)
-        wire.cut()
-        time.sleep(CUT_S)
-        wire.mend()
         server.stop()
         time.sleep(1)
         server.start()
+        wire.cut()
+        time.sleep(CUT_S)
+        wire.mend()
         for worker in workers[1:]:
             assert worker.process.wait(timeout=90) == 0, worker.said()
     finally:
@@ -81,8 +81,9 @@ def test_four_workers_measure_exactly_the_trials_asked_for_though_one_is_killed_
     owners = {trial.user_attrs["owner"] for trial in done}
     assert {worker.name for worker in workers[1:]} <= owners
 
-    assert "is away" in cut.said()
-    assert "is back after" in cut.said()
+    for worker in workers[1:]:
+        assert "is away" in worker.said()
+        assert "is back after" in worker.said()
     for text in (*(worker.said() for worker in workers), (tmp_path / "run" / "results.json").read_text()):
         assert Postgres.PASSWORD not in text
 

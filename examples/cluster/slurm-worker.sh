@@ -1,6 +1,6 @@
 #!/bin/bash
 # A study on four nodes under Slurm: every node measures with all of its GPUs, the first one also finishes the study.
-# Start with: PPAS_STORAGE=postgresql://ppas:PASSWORD@HOST/studies sbatch examples/slurm-worker.sh study.yaml
+# Start with: PPAS_STORAGE=postgresql://ppas:PASSWORD@HOST/studies sbatch examples/cluster/slurm-worker.sh study.yaml
 #SBATCH --job-name=ppas
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1
