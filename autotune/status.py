@@ -23,8 +23,8 @@ from ppas_core.errors import InvalidInput, PpasError
 from ppas_core.plain_json import finite, load_json
 from ppas_core.policy import PolicyParams
 
-RunState = Literal["starting", "running", "interrupted", "failed", "killed", "stopped", "finished"]
-"""stopped: nobody works there, and nothing is known of how the last process ended."""
+RunState = Literal["starting", "running", "interrupted", "failed", "killed", "stopped", "damaged", "finished"]
+"""stopped: nobody works there, and nothing is known of how the last process ended. damaged: its results cannot be read."""
 
 _FINALISTS: Final = 3
 """Settings that are replayed on the held-out traces, at least: pick, reference, best static budget."""
@@ -108,7 +108,7 @@ class Watch:
         self._results_file = path / "results.json"
         self._preferred = choose.preferred_metrics(self.spec.prefer, self.spec.objectives)
         self._lines: dict[str, TrialLine] = {}
-        self._results: tuple[int, StudyResults] | None = None
+        self._results: tuple[int, StudyResults | str] | None = None
 
     def status(self) -> RunStatus:
         """Where the run stands now."""
@@ -132,7 +132,7 @@ class Watch:
             name=self.spec.name,
             backend=self.spec.backend,
             state=state,
-            message=beat.get("message") if state in ("failed", "interrupted") else None,
+            message=self._message(state, beat),
             stage=str(current["stage"]),
             stage_done=int(current["done"]),
             stage_total=int(current["total"]),
@@ -163,8 +163,13 @@ class Watch:
         if said in ("interrupted", "failed"):
             return "interrupted" if said == "interrupted" else "failed"
         if self._results_file.is_file():
-            return "finished"
+            return "damaged" if isinstance(self._read_results(), str) else "finished"
         return "finished" if said == "finished" and beat.get("command") in ("sweep", "worker") else "stopped"
+
+    def _message(self, state: RunState, beat: Mapping[str, Any]) -> str | None:
+        if state == "damaged" and isinstance(found := self._read_results(), str):
+            return found
+        return beat.get("message") if state in ("failed", "interrupted") else None
 
     def _measured(self, kind: str) -> list[TrialLine]:
         """The measured settings under `kind`, in the order of their numbers or names."""
@@ -227,7 +232,7 @@ class Watch:
         return tuning, max(1, files - tuning)
 
     def _verdict(self, state: RunState, best: TrialLine | None) -> str:
-        if state == "finished" and (results := self._finished()) is not None:
+        if state == "finished" and isinstance(results := self._read_results(), StudyResults) and results.comparisons:
             return results.comparisons[0].sentence
         if best is None or best.gain_pct is None:
             return _NO_RESULT_YET
@@ -249,15 +254,18 @@ class Watch:
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
-    def _finished(self) -> StudyResults | None:
-        """The results, read again only when their file changed; None where there are none that can be read."""
+    def _read_results(self) -> StudyResults | str:
+        """The results, read again only when their file changed; the reason where they cannot be read."""
         try:
             changed = self._results_file.stat().st_mtime_ns
-            if self._results is None or self._results[0] != changed:
+        except OSError as error:
+            return f"{self._results_file}: cannot be read: {error.strerror}"
+        if self._results is None or self._results[0] != changed:
+            try:
                 self._results = (changed, StudyResults.load(self._results_file))
-        except (OSError, PpasError):
-            return None
-        return self._results[1] if self._results[1].comparisons else None
+            except PpasError as error:
+                self._results = (changed, str(error))
+        return self._results[1]
 
 
 def _is_setting(line: TrialLine) -> bool:

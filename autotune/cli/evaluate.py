@@ -76,6 +76,11 @@ def evaluate(
         raise NoResult("every run lost requests; nothing can be compared")
     groups = {run.served: [r for r in runs if r.served == run.served] for run in runs}
     results = {served: _compare(own, baseline, candidate) for served, own in groups.items()}
+    if not any(_says_anything(one) for compared in results.values() for one in compared):
+        raise NoResult(
+            "no figure can be compared: in every pair of runs each one is 0, or missing on one side; do the logs hold what "
+            "was measured?"
+        )
     if json_output:
         console.print_json(
             {
@@ -110,6 +115,10 @@ def _compare(runs: list[RunResult], baseline: list[str] | None, candidate: list[
     if not pairs:
         raise InvalidInput(f"{candidates[0]} would be compared with itself; name another with --baseline")
     return [improvement.improvement(runs, one, against) for one, against in pairs]
+
+
+def _says_anything(one: Improvement) -> bool:
+    return any(value is not None for by_name in (one.overall, *one.regimes.values()) for value in by_name.values())
 
 
 def _measured(runs: list[RunResult]) -> dict[str, Any]:

@@ -132,6 +132,10 @@ class Fields:
         return None
 
     def _error(self, name: str, value: object, allowed: str) -> InvalidInput:
-        shown = repr(value)
-        shown = shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"
-        return InvalidInput(f"{self.where}: {name} is {shown}; allowed: {allowed}")
+        return InvalidInput(f"{self.where}: {name} is {shown(value)}; allowed: {allowed}")
+
+
+def shown(value: object) -> str:
+    """`value` as messages show it, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

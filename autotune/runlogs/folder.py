@@ -13,6 +13,7 @@ from autotune import metrics
 from autotune.records import OK, Origin, RequestRecords
 from autotune.runfolder import existing_run
 from autotune.runlogs.model import METRICS, RequestResults, RunLog, RunResult, Workload
+from autotune.runlogs.plain_file import require_file
 from ppas_core.errors import InvalidInput, InvalidSettings
 from ppas_core.plain_json import load_json
 from ppas_core.policy import PolicyParams
@@ -55,8 +56,9 @@ def _served(path: Path) -> tuple[str, str, str]:
     found: dict[str, str] = {}
     for file in (path / "profile.json", *sorted(path.glob("servers/**/facts.json"))):
         try:
+            require_file(file)
             data = load_json(file.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, InvalidInput):
             continue
         if isinstance(data, dict):
             names = (("model", "model"), ("gpu", "gpu"), ("vllm", "vllm_version"))
@@ -67,9 +69,10 @@ def _served(path: Path) -> tuple[str, str, str]:
 def _finalists(path: Path) -> dict[str, PolicyParams]:
     """Role to setting of the held-out comparison: their requests stand without their settings; {} where unfinished."""
     try:
+        require_file(path / "results.json")
         results = load_json((path / "results.json").read_bytes())
         return {str(one["role"]): PolicyParams.from_dict(one["setting"]["params"]) for one in results["held_out"]}
-    except (OSError, ValueError, TypeError, KeyError, InvalidSettings):
+    except (OSError, ValueError, TypeError, KeyError, InvalidInput):
         return {}
 
 
@@ -87,6 +90,7 @@ def _settings(requests: Path) -> PolicyParams | None:
 
 
 def _traces(file: Path) -> Iterator[tuple[str, pd.DataFrame]]:
+    require_file(file)
     try:
         table = pd.read_parquet(file)
     except (OSError, ValueError) as error:

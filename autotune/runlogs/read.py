@@ -9,6 +9,7 @@ from pathlib import Path
 
 from autotune.runlogs.folder import read_folder
 from autotune.runlogs.model import RunLog, RunResult
+from autotune.runlogs.plain_file import require_file
 from autotune.runlogs.published import looks_published, read_published
 from autotune.runlogs.table import read_table
 
@@ -36,6 +37,7 @@ def read_runs(paths: Sequence[Path]) -> RunLog:
 def _read(path: Path) -> RunLog:
     if os.path.isdir(path):
         return read_folder(path)
+    require_file(path)
     is_table = path.name.lower().removesuffix(".gz").endswith(".csv")
     return read_table(path) if is_table and not looks_published(path) else read_published(path)
 

@@ -8,12 +8,12 @@ from typing import Final
 
 import numpy as np
 
-from autotune.runlogs.fields import METRIC_NAMES, Fields
+from autotune.runlogs.fields import METRIC_NAMES, Fields, shown
 from autotune.runlogs.model import RunLog, RunResult, Workload
 from autotune.runlogs.published import MAX_REQUESTS, workload_of
 from ppas_core.errors import InvalidInput
 from ppas_core.sim.requests import RequestArrays
-from traces.format import read_trace
+from traces.format import Trace, read_trace
 from traces.lines import numbered_lines
 
 HELP: Final = (
@@ -86,7 +86,7 @@ def _workload(row: Fields, path: Path) -> Workload:
             given_regime=row.text("regime"),
             number=generated.number,
         )  # fmt: skip
-    trace = read_trace(path.parent / name)
+    trace = _trace(row.where, path.parent, name)
     shape = [(r.arrival_s, r.prompt_tokens, r.output_tokens) for r in trace.requests]
     arrival_s, prompts, outputs = zip(*shape, strict=True)
     return Workload(
@@ -94,3 +94,29 @@ def _workload(row: Fields, path: Path) -> Workload:
         given_regime=row.text("regime") or trace.regime,
         arrays=RequestArrays(np.array(arrival_s), np.array(prompts), np.array(outputs)),
     )
+
+
+def _trace(where: str, folder: Path, name: str) -> Trace:
+    """The trace called `name` in the table's `folder`.
+
+    A table may come from anybody: it leads to no file outside its folder, and no error shows what stands in another file.
+    """
+    try:
+        file = (folder / name).resolve()
+        is_inside = (
+            file.is_relative_to(folder.resolve()) and not Path(name).is_absolute() and ".." not in Path(name).parts
+        )
+    except (OSError, ValueError, RuntimeError):  # a zero byte, or a link to itself
+        is_inside = False
+    if not is_inside:
+        raise InvalidInput(
+            f"{where}: trace_file is {shown(name)}; allowed: a file in the table's folder or below, by its path from there"
+        )
+    if not file.is_file():
+        raise InvalidInput(f"{where}: trace_file is {shown(name)}; there is no such file beside the table")
+    try:
+        return read_trace(file)
+    except InvalidInput:
+        raise InvalidInput(
+            f"{where}: trace_file {shown(name)} holds no trace that can be read; `ppas trace show` of it says why"
+        ) from None

@@ -181,3 +181,23 @@ def test_our_own_run_folder_is_evaluated_as_a_log_is(tmp_path: Path) -> None:
     shown = evaluated(tmp_path / "run", "--candidate", reference, "--baseline", "mbt-2048")
     assert shown["results"][0]["origin"] == ["simulated"]
     assert comparisons(shown)["mbt-2048"]["improvement_pct"]["mean_latency_s"] == one.overall["mean_latency_s"]
+
+
+@pytest.mark.parametrize("json_output", [[], ["--json"]], ids=["table", "json"])
+@pytest.mark.parametrize("zero_side", [("ppas_",), ("mbt_2048_s256",), ("ppas_", "mbt_2048_s256")], ids=str)
+def test_figures_that_are_all_zero_are_no_result(
+    zero_side: tuple[str, ...], json_output: list[str], tmp_path: Path
+) -> None:
+    figures = {name: (0.0,) * 7 if name in zero_side else (1.0,) * 7 for name in ("ppas_", "mbt_2048_s256")}
+    log = write_rows(tmp_path / "log.txt", [row(name, figures=values) for name, values in figures.items()])
+    result = CliRunner().invoke(app, ["evaluate", str(log), *json_output])
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "no figure can be compared" in result.stderr
+
+
+def test_one_figure_that_says_something_is_enough(tmp_path: Path) -> None:
+    rows = [row(name, figures=(value, 0, 0, 0, 0, 0, 0)) for name, value in (("ppas_", 1.0), ("mbt_2048_s256", 2.0))]
+    one = comparisons(evaluated(write_rows(tmp_path / "log.txt", rows)))["mbt_2048_s256"]
+    assert one["improvement_pct"]["mean_latency_s"] == pytest.approx(50.0)
+    assert one["improvement_pct"]["makespan_s"] is None

@@ -1,15 +1,24 @@
 """Readers of run-level results: what they take, what they refuse with the line's number, and that nothing is run."""
 
+import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from sweep_log import row, write_rows
+from terminal import COMMAND, ENVIRONMENT
 
 from autotune.runlogs.literal import MAX_CHARACTERS, parse_dict
 from autotune.runlogs.read import read_runs
 from ppas_core.errors import InvalidInput
+from ppas_core.policy import PolicyParams
+from traces.format import write_trace
+from traces.generate import rag_bursts
 
 CSV = "config,phases,seed,prompt_tokens,output_tokens,num_requests,avg_latency,p95_latency_ms,mean_ttft_s\n"
 
@@ -179,4 +188,85 @@ def test_a_table_of_runs_is_read_by_the_names_of_its_columns(tmp_path: Path) -> 
 def test_a_table_that_cannot_be_read_is_refused_with_the_place(tmp_path: Path, text: str, said: str) -> None:
     (tmp_path / "runs.csv").write_text(text)
     with pytest.raises(InvalidInput, match=said):
+        read_runs([tmp_path / "runs.csv"])
+
+
+def with_pipe(path: Path) -> Path:
+    os.mkfifo(path)
+    return path
+
+
+@pytest.mark.parametrize("command", [["evaluate"], ["fit", "-o", "mine.json"]], ids=["evaluate", "fit"])
+@pytest.mark.parametrize("name", ["log.txt", "log.csv", "/dev/zero"])
+def test_a_pipe_or_device_is_refused_at_once_and_never_waited_for(
+    command: list[str], name: str, tmp_path: Path
+) -> None:
+    path = Path(name) if name.startswith("/") else with_pipe(tmp_path / name)
+    done = subprocess.run(
+        [*COMMAND, *command, path],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert re.search(r"is a (pipe|device); allowed: a\s+file", done.stderr)
+    assert not (tmp_path / "mine.json").exists()
+
+
+@pytest.mark.parametrize("name", ["results.json", "profile.json", "trials/0/requests.parquet"])
+def test_a_pipe_in_a_run_folder_is_not_waited_for(name: str, tmp_path: Path) -> None:
+    (tmp_path / "trials/0").mkdir(parents=True)
+    (tmp_path / "identity.json").write_text("{}")
+    (tmp_path / "trials/0/settings.json").write_text(json.dumps(PolicyParams.static(2048).to_dict()))
+    with_pipe(tmp_path / name)
+    script = (
+        f"from pathlib import Path; from autotune.runlogs.read import read_runs; read_runs([Path({str(tmp_path)!r})])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1, "it ends"
+    assert "InvalidInput" in done.stderr
+
+
+def a_table(folder: Path, trace_file: str) -> Path:
+    folder.mkdir(exist_ok=True)
+    table = folder / "runs.csv"
+    table.write_text(f'config,trace_file,avg_latency\nppas,"{trace_file}",4.0\n')
+    return table
+
+
+def test_a_table_reads_the_traces_in_its_folder_and_below(tmp_path: Path) -> None:
+    write_trace(rag_bursts(0.6, 0), tmp_path / "deep/trace.jsonl")
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "deep/trace.jsonl")
+    for name in ("deep/trace.jsonl", "./deep/trace.jsonl", "link.jsonl"):
+        (run,) = read_runs([a_table(tmp_path, name)]).runs
+        assert run.workload.arrays is not None
+
+
+def test_a_table_leads_to_no_file_outside_its_folder(tmp_path: Path) -> None:
+    write_trace(rag_bursts(0.6, 0), tmp_path / "outside.jsonl")
+    (tmp_path / "table").mkdir()
+    (tmp_path / "table/link.jsonl").symlink_to(tmp_path / "outside.jsonl")
+    (tmp_path / "table/up").symlink_to(tmp_path)
+    (tmp_path / "table/loop").symlink_to(tmp_path / "table/loop")
+    for name in (
+        "../outside.jsonl", str(tmp_path / "outside.jsonl"), "link.jsonl", "up/outside.jsonl", "/etc/passwd", "x\x00y",
+        "../table/runs.csv", str(tmp_path / "table/runs.csv"), "loop",
+    ):  # fmt: skip
+        with pytest.raises(InvalidInput, match=r"runs\.csv, line 2: trace_file is ") as caught:
+            read_runs([a_table(tmp_path / "table", name)])
+        assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("text", ["PASSWORD=s3cret\n", '{"s3cret": 1}\n', '{"format": "s3cret"}\n', "\xff s3cret"])
+def test_no_line_of_another_file_is_shown_by_a_table_that_names_it(text: str, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text(text, encoding="latin-1")
+    with pytest.raises(InvalidInput, match="holds no trace that can be read") as caught:
+        read_runs([a_table(tmp_path, ".env")])
+    assert "s3cret" not in str(caught.value)
+    (tmp_path / ".env").unlink()
+    with_pipe(tmp_path / ".env")
+    with pytest.raises(InvalidInput, match="there is no such file"):
         read_runs([tmp_path / "runs.csv"])

@@ -156,6 +156,27 @@ def test_damaged_progress_is_as_good_as_none(finished_run: Path, tmp_path: Path,
     assert CliRunner().invoke(app, ["status", str(run)]).exit_code == 0
 
 
+@pytest.mark.parametrize("text", ["", "{}", "[]", "\x00", '{"version": 1, "trials": ['])
+def test_results_that_cannot_be_read_are_damaged_and_not_finished(
+    finished_run: Path, tmp_path: Path, text: str
+) -> None:
+    run = copy(finished_run, tmp_path)
+    (run / "results.json").write_text(text)
+    found = status_of(run)
+    assert (found.state, found.is_over, found.trials_done) == ("damaged", True, 12)
+    assert found.message is not None
+    assert "results.json" in found.message
+    assert "held-out traces decide" in found.verdict, "what can still be said"
+    shown = CliRunner().invoke(app, ["status", str(run)])
+    assert shown.exit_code == 0
+    assert "damaged" in shown.output
+    assert "the same `ppas tune` command again" in shown.output
+    watch = Watch(run)
+    assert watch.status().state == "damaged"
+    shutil.copy(finished_run / "results.json", run / "results.json")
+    assert watch.status().state == "finished", "it was made again"
+
+
 def test_a_process_that_has_begun_and_said_nothing_yet_is_starting(finished_run: Path, tmp_path: Path) -> None:
     run = copy(finished_run, tmp_path)
     with (run / ".lock").open("w") as lock:
