@@ -447,10 +447,12 @@ def _checked_duration(text: str) -> str:
 
 
 def parse_duration_s(text: str) -> float:
-    """Seconds of a duration such as 90s, 45m, 2h or 1h30m. Raises InvalidInput."""
-    units = {"h": 3600.0, "m": 60.0, "s": 1.0}
-    parts = re.findall(r"(\d+(?:\.\d+)?)([hms])", text)
+    """Seconds of a duration such as 90s, 45m, 2h, 1h30m or 2d. Raises InvalidInput."""
+    units = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)([dhms])", text)
     seconds = sum(float(number) * units[unit] for number, unit in parts)
-    if not parts or "".join(number + unit for number, unit in parts) != text or not 0 < seconds <= 30 * 86_400:
-        raise InvalidInput(f"duration {text!r} is not one; allowed: 1s to 30 days, written as 90s, 45m, 2h or 1h30m")
+    if "".join(number + unit for number, unit in parts) != text or not 0.001 <= seconds <= 30 * 86_400:
+        raise InvalidInput(
+            f"duration {text[:40]!r} is not one; allowed: 0.001s to 30d, written as 0.5s, 90s, 45m, 2h, 1h30m or 2d"
+        )
     return seconds
