@@ -99,7 +99,7 @@ def test_a_stranger_is_refused_with_both_values_named(tmp_path: Path, changes: d
 def test_a_worker_that_was_silent_too_long_finds_its_trial_given_away_and_its_measurement_does_not_count(
     tmp_path: Path,
 ) -> None:
-    where, long = sqlite(tmp_path), {**STUDY["workload"], "phase_s": 4000}
+    where, long = sqlite(tmp_path), {**STUDY["workload"], "phase_s": 2000}
     study = write(tmp_path, workload=long, trials=4)
     trials = Trials(where.full)
     silent = Process(study, where.full, tmp_path / "silent", "--heartbeat", "1s")
@@ -122,7 +122,7 @@ def test_a_worker_that_was_silent_too_long_finds_its_trial_given_away_and_its_me
 
 
 def test_an_interrupted_worker_gives_its_trial_back_at_once_and_nobody_counts_as_dead(tmp_path: Path) -> None:
-    where, long = sqlite(tmp_path), {**STUDY["workload"], "phase_s": 4000}
+    where, long = sqlite(tmp_path), {**STUDY["workload"], "phase_s": 2000}
     study = write(tmp_path, workload=long, trials=4)
     trials = Trials(where.full)
     worker = Process(study, where.full, tmp_path / "ended")  # at the usual heartbeat a dead one is found after a minute
