@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -50,6 +52,14 @@ def evaluate(
         bool,
         typer.Option("--with-failed", help="Count runs that lost requests too, by the requests that completed."),
     ] = False,
+    all_trials: Annotated[
+        bool,
+        typer.Option(
+            "--all-trials",
+            help="Of a finished study's run folder every tried setting, on its tuning traces too; default: its finalists "
+            "on held-out traces.",
+        ),
+    ] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for pipes.")] = False,
 ) -> None:
     """Print the paper's aggregates of measured runs: improvement per baseline, over regimes and by regime.
@@ -65,6 +75,8 @@ def evaluate(
     if metric not in METRICS:
         raise InvalidInput(f"no metric {metric!r} in runs{did_you_mean(metric, METRICS)}")
     found = read_runs(log)
+    if not all_trials:
+        found = replace(found, runs=_judged(found.runs))
     runs, lost = improvement.whole_runs(found.runs)
     if lost:
         fate = "count by those that completed" if with_failed else "are left out"
@@ -98,6 +110,12 @@ def evaluate(
         return
     for served, compared in results.items():
         _show(served, groups[served], compared, metric)
+
+
+def _judged(runs: Sequence[RunResult]) -> tuple[RunResult, ...]:
+    """Of each finished study the finalists on held-out traces: figures of the search are flattered by selection."""
+    finished = {run.file for run in runs if run.held_out}
+    return tuple(run for run in runs if run.held_out or run.file not in finished)
 
 
 def _compare(runs: list[RunResult], baseline: list[str] | None, candidate: list[str] | None) -> list[Improvement]:

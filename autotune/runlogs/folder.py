@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -40,7 +41,8 @@ def read_folder(path: Path) -> RunLog:
         for trace, table in _traces(file):
             if (params, trace) not in runs:
                 where = f"{file.parent}, trace {trace!r}"
-                runs[params, trace] = _run(where, path.name, params, trace, table, (model, gpu, vllm))
+                run = _run(where, path.name, params, trace, table, (model, gpu, vllm))
+                runs[params, trace] = replace(run, held_out=file.parent.parent.name == "finalists")
     if not runs:
         raise InvalidInput(f"{path}: holds no measured setting (no requests.parquet beside a settings.json)")
     return RunLog(tuple(runs.values()))

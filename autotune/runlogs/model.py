@@ -125,6 +125,7 @@ class RunResult:
     config: the setting's name in the log. params: the setting itself, where the log holds it in full.
     hints: numbers that the log gives about the setting: b_max, max_num_seqs, b_cap, t_large, n_th.
     metrics: figures by name of METRICS; absent ones are not in the log. num_requests: of the trace, failed ones too.
+    held_out: whether it is a finalist's run on a trace that its study's search never saw.
     error: the log's own word on what went wrong; "" where nothing did.
     """
 
@@ -144,6 +145,7 @@ class RunResult:
     params: PolicyParams | None = None
     requests: RequestResults | None = None
     origin: Origin = Origin.LIVE
+    held_out: bool = False
 
     @property
     def whole(self) -> bool:

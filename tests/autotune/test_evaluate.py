@@ -178,8 +178,12 @@ def test_our_own_run_folder_is_evaluated_as_a_log_is(tmp_path: Path) -> None:
     assert {run.config for run in found.runs} >= {reference, "mbt-2048"}
     one = improvement(found.runs, reference, "mbt-2048")
     assert one.matched is not None
-    shown = evaluated(tmp_path / "run", "--candidate", reference, "--baseline", "mbt-2048")
+    shown = evaluated(tmp_path / "run", "--candidate", reference, "--baseline", "mbt-2048", "--all-trials")
     assert shown["results"][0]["origin"] == ["simulated"]
+    held_out = evaluated(tmp_path / "run", "--candidate", reference, "--baseline", "mbt-2048")
+    traces = {run.workload.label for run in found.runs if run.held_out}
+    assert len(traces) == 4
+    assert held_out["runs"] == sum(run.held_out for run in found.runs) < len(found.runs)
     assert comparisons(shown)["mbt-2048"]["improvement_pct"]["mean_latency_s"] == one.overall["mean_latency_s"]
 
 
