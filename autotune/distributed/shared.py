@@ -202,20 +202,17 @@ class SharedSearch(Search):
         except UpdateFinishedTrialError:
             self._overtaken(trial.number)
             return None
+        except BaseException:
+            self._release(trial)
+            raise
 
     def _measure(self, trial: Trial, slot: Slot, evaluate: Evaluate) -> SearchTrial | None:
         with Beat(lambda count: self._beat(trial, count), self._heartbeat_s):
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-                    params = self._space.suggest(trial)
-                trial.set_user_attr("settings", params.to_dict())
-                self._write(trial, params, evaluate(slot.index, params))
-            except UpdateFinishedTrialError:
-                raise
-            except BaseException:
-                self._release(trial)
-                raise
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                params = self._space.suggest(trial)
+            trial.set_user_attr("settings", params.to_dict())
+            self._write(trial, params, evaluate(slot.index, params))
         outcome = Outcome.from_dict(trial.user_attrs[MEASURED])
         if not self._finish(trial.number, outcome):
             self._overtaken(trial.number)
@@ -248,8 +245,11 @@ class SharedSearch(Search):
         self._study.tell(trial, state=TrialState.FAIL)
 
     def _release(self, trial: Trial) -> None:
-        """Gives a trial back that was not measured: somebody else tries it, and nobody counts as dead."""
+        """Gives a trial back: somebody else tries it, and nobody counts as dead. A whole measurement is told instead."""
         try:
+            if (measured := self._storage.get_trial(trial._trial_id).user_attrs.get(MEASURED)) is not None:
+                self._finish(trial.number, Outcome.from_dict(measured))
+                return
             trial.set_user_attr("released", True)
             self._study.tell(trial, state=TrialState.FAIL)
         except Exception:  # noqa: BLE001 - what ended the measurement is told; the trial goes stale and is found then

@@ -134,7 +134,7 @@ def test_an_interrupted_worker_gives_its_trial_back_at_once_and_nobody_counts_as
         worker.end()
     began = time.monotonic()
     done = take_part(where, tmp_path / "other", workload=long, trials=4)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 45
     assert len(trials.done()) == len(done)
     assert all(trial.user_attrs.get("deaths", 0) == 0 for trial in trials.all())
 
