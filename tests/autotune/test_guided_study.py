@@ -7,6 +7,7 @@ import pytest
 from hand_made import records
 from small_study import small
 
+from autotune import provenance
 from autotune.metrics import NO_LIMITS, Limits
 from autotune.plan import make_plan
 from autotune.records import Origin, Replay
@@ -194,3 +195,11 @@ def test_a_damaged_noise_file_is_measured_again(tmp_path: Path, damage: str) -> 
     first = tune(make_plan(spec), tmp_path / "run")
     (tmp_path / "run/references/noise.json").write_text(damage)
     assert tune(make_plan(spec), tmp_path / "run").noise == first.noise
+
+
+def test_secrets_among_the_servers_flags_stay_out_of_the_results() -> None:
+    study = {"server": {"model": "m", "flags": ["--api-key", "SECRET-1", "--dtype", "float32"]}, "prompt_tokens": 7}
+    found = provenance.collect({"flags": ["--hf_token=SECRET-2"], "kv_blocks": 9}, study, "tpe")
+    assert "SECRET" not in str(found)
+    assert (found["measured_on"]["kv_blocks"], found["study"]["prompt_tokens"]) == (9, 7)
+    assert found["study"]["server"]["flags"][2:] == ["--dtype", "float32"]
