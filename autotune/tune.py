@@ -125,6 +125,7 @@ class _Tuner:
         role = choose.exported_role(*(comparison.verdict for comparison in comparisons[:3]))
         exported_role = plan.reference_role if role == "reference" else role
         exported = finalists[exported_role]
+        saturated = saturated_regimes([*held_out["tuned"], *held_out[plan.reference_role]])
         cold = check_cold(study, exported, held_out[exported_role])
         self.progress.begin("Mapping the landscape", 1)
         surface = landscape.plane(
@@ -158,15 +159,20 @@ class _Tuner:
             maps=[] if self.foresight is None else self.foresight.forecast.maps(self.preferred[0]),
             prediction=None if self.foresight is None else self.foresight.prediction(measured),
             robustness=self._robustness(pick),
-            saturated=saturated_regimes(
-                [*held_out["tuned"], *held_out[plan.reference_role]],
-            ),
+            saturated=saturated,
             timeline=make_timeline(
                 plan.evaluator, plan.held_out, held_out, ("tuned", plan.reference_role, "best static")
             ),
             simulator_error_pct=plan.evaluator.error_pct,
             not_identified=not_identified,
-            warnings=self._warnings(trials, pick, comparisons, exported_role, cold),
+            warnings=[
+                *self._warnings(trials, pick, comparisons, exported_role, cold),
+                *(
+                    f"regime {regime} is at or past saturation: its queue still grew when the last request arrived, so that "
+                    "figures there say how long the trace is; they are of low confidence"
+                    for regime in saturated
+                ),
+            ],
             noise=study.noise,
             drift=self.searching.drift,
             cold=cold,

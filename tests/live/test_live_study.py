@@ -123,6 +123,7 @@ def test_report_and_export_come_from_the_run_folder_alone(finished: tuple[StudyR
         "simulated"
         not in re.sub(r"<script.*?</script>", "", (path / "report.html").read_text(), flags=re.DOTALL)[:2000]
     )
+    assert 'id="forecast-title"' in (path / "report.html").read_text()  # predicted against measured
     assert load_export(path / "export/vllm.yaml").label() == results.exported.label
 
 
