@@ -5,12 +5,12 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Serve
 from live_study import REFERENCE, command, environment, get, live, plan_of, static, write_study
 from traffic import trace, wait_until
 
@@ -23,6 +23,8 @@ from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.policy import PolicyParams
 from ppas_core.vllm import live as settings_live
 from traces.prompts import Vocabulary
+
+Serve = Callable[..., str]
 
 TOKEN = "made-up-4711-token"  # noqa: S105 - of a test server
 BEFORE = PolicyParams(b_max=2048, b_cap=128, n_th=3, max_num_seqs=16)

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import Record, Serve
+from recordings import Record, Serve
 from talk import chat, get, opened, send
 
 from ppas_core.errors import NoResult

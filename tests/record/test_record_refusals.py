@@ -5,9 +5,9 @@ import socket
 from pathlib import Path
 
 import pytest
-from conftest import Serve
 from hypothesis import given
 from hypothesis import strategies as st
+from recordings import Serve
 from typer.testing import CliRunner
 
 from autotune.cli import app

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Command, Record, Recording, RunCommand, Serve
+from recordings import Command, Record, Recording, RunCommand, Serve
 from talk import chat, get, send
 from typer.testing import CliRunner
 
