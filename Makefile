@@ -4,9 +4,6 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-# These measure times, or start servers that fill the machine: one test after the other.
-ALONE := tests/live tests/record tests/distributed tests/vllm
-
 .PHONY: demo test check docs bench clean
 .DELETE_ON_ERROR:
 
@@ -21,8 +18,8 @@ check: ## Every check, without installing anything
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/pytest -n 2 --dist loadfile $(foreach folder,$(ALONE),--ignore $(folder))
-	$(BIN)/pytest $(ALONE)
+	$(BIN)/pytest -m "not live" -n 3 --dist loadfile
+	$(BIN)/pytest -m live # each starts a real vLLM, which fills the machine: one after the other
 
 docs: $(VENV)/.docs ## Write the reference pages from the code, and build the documentation into build/docs
 	$(BIN)/python scripts/write_study_reference.py
