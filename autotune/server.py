@@ -201,6 +201,7 @@ def _wait_until_healthy(
             told_s = now_s
             waiting(now_s - start_s, launched.tail(1).strip())
         time.sleep(_POLL_S)
+    launched.find_leader()  # a quick server was healthy before the first look
 
 
 def _facts(launched: _Launched, url: str) -> ServerFacts:
