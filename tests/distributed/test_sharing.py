@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -106,7 +107,8 @@ def test_a_worker_that_was_silent_too_long_finds_its_trial_given_away_and_its_me
     try:
         wait_until("it measures", lambda: bool(trials.running(silent.name)))
         silent.process.send_signal(signal.SIGSTOP)
-        while not trials.running(silent.name):  # it was between two trials
+        # Not between two trials, and not within a write to the storage: a stopped process would keep its lock.
+        while not trials.running(silent.name) or not _can_be_written(where):
             silent.process.send_signal(signal.SIGCONT)
             time.sleep(0.05)
             silent.process.send_signal(signal.SIGSTOP)
@@ -119,6 +121,18 @@ def test_a_worker_that_was_silent_too_long_finds_its_trial_given_away_and_its_me
     assert [trial.number for trial in done] == list(range(len(done)))
     assert len(trials.done()) == len(done)
     assert f"trial {lost} was given to another worker" in silent.said()
+
+
+def _can_be_written(where: StorageUrl) -> bool:
+    connection = sqlite3.connect(where.full.removeprefix("sqlite:///"), timeout=0.3)
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        connection.rollback()
+    except sqlite3.OperationalError:
+        return False
+    finally:
+        connection.close()
+    return True
 
 
 def test_an_interrupted_worker_gives_its_trial_back_at_once_and_nobody_counts_as_dead(tmp_path: Path) -> None:
