@@ -261,7 +261,13 @@ def test_no_client_outlives_its_tuner(serve: Serve, number: int) -> None:
         "from autotune.replay.run import replay; from traces.format import Trace, TraceRequest; "
         f"replay({url!r}, Trace('t', (TraceRequest(0.0, 10, 2),)), model='m', cache_salt=None)"
     )
-    tuner = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.DEVNULL)
+    tuner = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        stderr=subprocess.DEVNULL,
+        # Where these tests run in the background of a shell Ctrl-C is ignored, and a child would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     wait_until(lambda: seen(url), 30)
     (client,) = children(tuner.pid, "autotune.replay.client")
     tuner.send_signal(number)
