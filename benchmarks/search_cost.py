@@ -134,7 +134,7 @@ class Bench:
         """The gap of the recommended setting after 0, 1, … TRIALS trials beyond the known settings."""
         base = self.means(REFERENCE, seed)
         guide = self.guide(arm, seed) if arm in GUIDED else None
-        grid = list(self.space.grid(TRIALS)) if arm == "grid" else []
+        grid = list(self.space.grid(2 * TRIALS)) if arm == "grid" else []  # at most so many; TRIALS of them are tried
         np.random.default_rng(seed).shuffle(grid)  # type: ignore[arg-type]
         first = [params for params in KNOWN if self.space.contains(params)]
         outside = [
