@@ -101,6 +101,8 @@ class _Tuner:
             else self.shared.search(study)
         )
         measured = self.searching.search(search, len(plan.in_space) + spec.trials)
+        if self.foresight is not None:
+            self.foresight.conclude(measured)
         random: list[SearchTrial] = []
         if spec.random_arm:
             arm = self._search("random", "random", spec.seed + _RANDOM_STREAM, ())
@@ -165,14 +167,7 @@ class _Tuner:
             ),
             simulator_error_pct=plan.evaluator.error_pct,
             not_identified=not_identified,
-            warnings=[
-                *self._warnings(trials, pick, comparisons, exported_role, cold),
-                *(
-                    f"regime {regime} is at or past saturation: its queue still grew when the last request arrived, so that "
-                    "figures there say how long the trace is; they are of low confidence"
-                    for regime in saturated
-                ),
-            ],
+            warnings=self._warnings(trials, pick, comparisons, exported_role, cold, saturated),
             noise=study.noise,
             drift=self.searching.drift,
             cold=cold,
@@ -302,9 +297,8 @@ class _Tuner:
         if evaluator is None or not self.spec.robustness_rates:
             return []
         self.progress.begin("Simulating the pick at other rates", 1)
-        names = tuple(dict.fromkeys([*self.objectives, *self.preferred]))
         points = robustness(
-            evaluator, plan.held_out, self.spec.robustness_rates, pick, plan.reference, names, study.limits
+            evaluator, plan.held_out, self.spec.robustness_rates, pick, plan.reference, self.objectives, study.limits
         )
         self.progress.end()
         return points
@@ -357,6 +351,7 @@ class _Tuner:
         comparisons: Sequence[Comparison],
         exported_role: str,
         cold: ColdCheck | None,
+        saturated: Sequence[str],
     ) -> list[str]:
         notes = [note for note in (self.searching.cut, self.unforeseen) if note]
         unseen_pct = max((noise.visible_held_out_pct for noise in self.study.noise), default=0.0)
@@ -409,6 +404,11 @@ class _Tuner:
             )
         if cold is not None and cold.change_pct is None:
             notes.append(f"the export could not be checked on a cold server: {cold.reason}")
+        notes += [
+            f"regime {regime} is at or past saturation: its queue still grew when the last request arrived, so that "
+            "figures there say how long the trace is; they are of low confidence"
+            for regime in saturated
+        ]
         return notes
 
 

@@ -13,8 +13,6 @@ from autotune.cli import console
 from autotune.progress import Progress, Silent
 from autotune.spec import load_spec, parse_duration_s
 from ppas_core.errors import InvalidInput
-from ppas_core.files import write_atomically
-from ppas_core.plain_json import dump_json
 
 if TYPE_CHECKING:
     from ppas_core.sim.profile import Profile
@@ -77,7 +75,7 @@ def calibrate(
     progress: Progress = Silent() if quiet else console.Bar()
     with plan.evaluator.session(folder or _fresh_folder(Path("runs") / f"{spec.name}-calibration")):
         profile = calibrate_plan(plan, name=name or output.stem, device=gpu, target_s=target_s, progress=progress)
-    write_atomically(output, (dump_json(profile.to_dict(), indent=1) + "\n").encode())
+    profile.save(output)
     if json_output:
         console.print_json(profile.to_dict())
     elif not quiet:

@@ -12,8 +12,6 @@ from autotune.cli import console
 from autotune.progress import Progress, Silent
 from autotune.spec import parse_duration_s
 from ppas_core.errors import InvalidInput
-from ppas_core.files import write_atomically
-from ppas_core.plain_json import dump_json
 
 if TYPE_CHECKING:
     from ppas_core.sim.profile import Profile
@@ -89,7 +87,7 @@ def fit(
     )
     if held_out := [run for run in runs if not run.params.is_static]:
         profile = with_held_out(profile, held_out)
-    write_atomically(output, (dump_json(profile.to_dict(), indent=1) + "\n").encode())
+    profile.save(output)
     if json_output:
         console.print_json(profile.to_dict())
     elif not quiet:

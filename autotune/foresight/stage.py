@@ -19,7 +19,6 @@ from autotune.spec import parse_duration_s
 from autotune.study import SearchTrial
 from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.files import write_atomically
-from ppas_core.plain_json import dump_json
 from ppas_core.policy import PolicyParams
 from ppas_core.sim.fit import StepFeatures, fit_steps
 from ppas_core.sim.profile import Profile, load_profile
@@ -52,13 +51,11 @@ class Foresight:
 
     def suggestion(self, trials: Sequence[SearchTrial]) -> PolicyParams | None:
         """What to measure next, or None where it is the sampler's turn, or the simulator is not trusted any more."""
+        measured = _measured(trials)
+        if len(measured) > _JUDGED_FROM:
+            self._judge(measured)
         if self.dropped is not None:
             return None
-        measured = _measured(trials)
-        if len(measured) > _JUDGED_FROM and not self.guide.judge(measured).trusted:
-            self._reconsider(measured)
-            if self.dropped is not None:
-                return None
         return self.guide.suggestion({trial.params for trial in trials}, measured)
 
     def expected_gain_pct(self, trials: Sequence[SearchTrial]) -> float | None:
@@ -68,11 +65,15 @@ class Foresight:
         found = self.guide.next(_measured(trials))
         return 0.0 if found is None else found[1]
 
+    def conclude(self, trials: Sequence[SearchTrial]) -> None:
+        """Judges the simulator by all trials of the search: what it says of the pick afterwards rests on this verdict."""
+        self._judge(_measured(trials))
+
     def prediction(self, trials: Sequence[SearchTrial]) -> Prediction:
         """The verdict on the simulator, for the results."""
         judgement = self.guide.judge(_measured(trials))
         verdict: Literal["trusted", "refitted", "dropped"] = "refitted" if self.refitted else "trusted"
-        if self.dropped is not None or not judgement.trusted:
+        if self.dropped is not None:
             verdict = "dropped"
         return Prediction(
             profile=self.forecast.profile.name,
@@ -87,9 +88,11 @@ class Foresight:
             sentence=_sentence(verdict, judgement, self.dropped),
         )
 
-    def _reconsider(self, measured: Sequence[Measured]) -> None:
-        """Refits the profile to the steps of the trials so far, and drops it where that does not help."""
+    def _judge(self, measured: Sequence[Measured]) -> None:
+        """Once the trials contradict the profile, refits it to their steps, and drops it where that does not help."""
         before = self.guide.judge(measured)
+        if self.dropped is not None or before.trusted:
+            return
         if self.refitted:
             self.dropped = f"even refitted to the trials' step logs, {before.sentence}"
             return
@@ -178,7 +181,7 @@ def _calibrated(study: Measurement) -> Profile:
         target_s=parse_duration_s(plan.spec.calibration),
         progress=study.progress,
     )
-    write_atomically(file, dump_json(profile.to_dict(), indent=2).encode())
+    profile.save(file)
     return profile
 
 

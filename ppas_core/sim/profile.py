@@ -13,7 +13,8 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from ppas_core.errors import InvalidInput
-from ppas_core.plain_json import load_json, require_notes, require_text
+from ppas_core.files import write_atomically
+from ppas_core.plain_json import dump_json, load_json, require_notes, require_text
 from ppas_core.sim.cost import StepCost
 
 DEFAULT_PROFILE: Final = "rtx5090-qwen2.5-3b"
@@ -134,6 +135,10 @@ class Profile:
         if not self.prefix_caching:  # said only where it is so: profiles written before keep their digest
             del body["prefix_caching"]
         return {"format": FORMAT, "version": VERSION, **body}
+
+    def save(self, path: Path) -> None:
+        """Writes the profile to `path`, whole or not at all; `load_profile` reads it."""
+        write_atomically(path, (dump_json(self.to_dict(), indent=1) + "\n").encode())
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Profile:
