@@ -210,6 +210,11 @@ def metric(name: str) -> Metric:
         raise InvalidInput(f"no metric {name!r}; known: {', '.join(METRICS)}") from None
 
 
+def sign(name: str) -> float:
+    """1 where lower is better, else -1: what a difference of logs is multiplied by to be a deficit."""
+    return 1.0 if metric(name).better == "lower" else -1.0
+
+
 def value(name: str, records: RequestRecords, limits: Limits = NO_LIMITS) -> float:
     """The metric `name` of one replay; NaN when it is undefined there (no completed request, all outputs one token)."""
     definition = metric(name)

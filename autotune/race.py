@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 
-from autotune import aggregate
+from autotune import metrics
 from autotune.records import FloatArray
 
 CERTAIN_SE: Final = 3.0
@@ -81,7 +81,7 @@ class Race:
 
     def _logs(self, by_trace: ByTrace, names: Sequence[str]) -> FloatArray:
         """float64[M, K]: logs of the metrics, lower is better."""
-        signs = np.array([[1.0 if aggregate.ratio(metric, 2.0, 1.0) > 1 else -1.0] for metric in self.objectives])
+        signs = np.array([[metrics.sign(metric)] for metric in self.objectives])
         values = np.array([[by_trace[name][metric] for name in names] for metric in self.objectives])
         logs = np.log(values, out=np.full(values.shape, np.nan), where=values > 0)
         return np.asarray(signs * logs, dtype=np.float64)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Final
 
 from autotune import aggregate, choose, interrupt
 from autotune.foresight.stage import Foresight
+from autotune.heartbeat import SEARCH_STAGE
 from autotune.measure import Measurement
 from autotune.plan import REFERENCE_EVERY
 from autotune.race import Race, in_turn
@@ -45,7 +46,7 @@ class Searching:
         budget_s = self._spec.time_budget_s()
         spent_s = sum(trial.outcome.duration_s for trial in done)
         started = time.perf_counter()
-        progress.begin("Searching", total, len(done))
+        progress.begin(SEARCH_STAGE, total, len(done))
         for number in range(REFERENCE_EVERY, len(done) + 1, REFERENCE_EVERY):
             self._watch_drift(number)  # measured by an earlier process, and read back
         while len(done) < total:
@@ -59,7 +60,7 @@ class Searching:
                 # Known settings are measured whole: they are what a race is run against.
                 done.append(search.step(partial(self._measure, race if len(done) >= len(plan.in_space) else None)))
                 if race is not None:
-                    _note(race, done[-1], self._study.preferred)
+                    note(race, done[-1], self._study.preferred)
                 progress.advance(self._best_note(done))
                 if len(done) % REFERENCE_EVERY == 0:
                     self._watch_drift(len(done))
@@ -121,7 +122,7 @@ class Searching:
             noise=max(entry.replay_pct / 100 for entry in study.noise),
         )
         for trial in done:
-            _note(race, trial, study.preferred)
+            note(race, trial, study.preferred)
         return race
 
     def _settled(self, done: list[SearchTrial]) -> str | None:
@@ -161,9 +162,10 @@ class Searching:
         return f"best so far {gain_pct:+.1f} % on the reference: {verdict} ({of})"
 
 
-def _note(race: Race, trial: SearchTrial, preferred: Iterable[str]) -> None:
+def note(race: Race, trial: SearchTrial, preferred: Sequence[str]) -> None:
+    """Tells the race of a trial, where it ran to the end."""
     if trial.outcome.is_complete and trial.outcome.by_trace:
-        race.finished(trial.outcome.by_trace, choose.score(trial.outcome.objectives, tuple(preferred)))
+        race.finished(trial.outcome.by_trace, choose.score(trial.outcome.objectives, preferred))
 
 
 def _since_best(done: list[SearchTrial], study: Measurement, floor_pct: float) -> int:

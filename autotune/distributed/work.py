@@ -11,7 +11,7 @@ from typing import Final
 
 from optuna.storages import BaseStorage
 
-from autotune import choose, interrupt
+from autotune import interrupt
 from autotune.distributed.beats import HEARTBEAT_S
 from autotune.distributed.shared import SharedSearch, register
 from autotune.distributed.storage import OUTAGE_S, Patience, open_storage
@@ -22,7 +22,7 @@ from autotune.measure import Measurement
 from autotune.plan import REFERENCE_EVERY, Plan
 from autotune.progress import Progress
 from autotune.runfolder import RunFolder, open_run
-from autotune.searching import Searching
+from autotune.searching import Searching, note
 from autotune.study import Search, SearchTrial
 from ppas_core.files import write_atomically
 
@@ -121,8 +121,8 @@ class SharedSearching(Searching):
             trial = None if self.cut is not None and not search.has_next() else search.take(measure)
             if trial is not None:
                 mine.add(trial.number)
-                if race is not None and trial.outcome.is_complete and trial.outcome.by_trace:
-                    race.finished(trial.outcome.by_trace, choose.score(trial.outcome.objectives, study.preferred))
+                if race is not None:
+                    note(race, trial, study.preferred)
                 if len(mine) % REFERENCE_EVERY == 0:
                     self._watch_drift(len(mine))
             else:
@@ -135,13 +135,9 @@ class SharedSearching(Searching):
         self._keep(done)
         return done
 
-    def _ends(self, done: list[SearchTrial], budget_s: float | None, spent_s: float, total: int) -> str | None:
-        """Why no further trial shall begin; None while one may."""
-        if budget_s is not None and spent_s >= budget_s:
-            return f"the time budget ended the search after {len(done)} of {total} settings"
-        if self._coordinates and (settled := self._settled(done)) is not None:
-            return f"the search ended after {len(done)} of {total} settings: {settled}"
-        return None
+    def _settled(self, done: list[SearchTrial]) -> str | None:
+        """As there; a worker that does not coordinate leaves the question to the one that does."""
+        return super()._settled(done) if self._coordinates else None
 
     def _keep(self, done: Sequence[SearchTrial]) -> None:
         """Has the run folder hold the settings and metrics of the trials that others measured."""

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from autotune import aggregate, interrupt, metrics
+from autotune import interrupt, metrics
 from autotune.evaluate import SimulatedEvaluator, request_arrays
 from autotune.metrics import Limits
 from autotune.race import in_turn
@@ -57,17 +57,19 @@ class Forecast:
     sweep_s: float
     places: Mapping[PolicyParams, int] = field(repr=False)
     predictor: Predictor = field(repr=False)
+    _beside: dict[PolicyParams, dict[str, float]] = field(default_factory=dict, repr=False)
 
     def ratio(self, params: PolicyParams) -> dict[str, float]:
-        """Metric name to predicted ratio to the reference, of any setting; one that was not swept is simulated now."""
+        """Metric name to predicted ratio to the reference, of any setting; one that was not swept is simulated, once."""
         place = self.places.get(params)
         if place is not None:
             return {name: float(values[place]) for name, values in self.ratios.items()}
-        values = self.predictor(params)
-        return {
-            name: float(_ratios(name, row[None, :], base, self.regimes)[0])
-            for name, row, base in zip(self.ratios, values, self.predictor.base, strict=True)
-        }
+        if params not in self._beside:
+            self._beside[params] = {
+                name: float(_ratios(name, row[None, :], base, self.regimes)[0])
+                for name, row, base in zip(self.ratios, self.predictor(params), self.predictor.base, strict=True)
+            }
+        return self._beside[params]
 
     def score(self, preferred: Sequence[str]) -> FloatArray:
         """float64[S]: what the choice rule minimises, the geometric mean of the preferred objectives' ratios."""
@@ -200,8 +202,7 @@ def _ratios(name: str, values: FloatArray, base: FloatArray, regimes: Sequence[s
     for regime in dict.fromkeys(regimes):
         own = [place for place, other in enumerate(regimes) if other == regime]
         setting, reference = values[:, own].mean(axis=1), float(base[own].mean())
-        sign = 1.0 if aggregate.ratio(name, 2.0, 1.0) > 1 else -1.0
-        logs.append(sign * np.log(setting / reference))
+        logs.append(metrics.sign(name) * np.log(setting / reference))
     return np.asarray(np.exp(np.mean(logs, axis=0)), dtype=np.float64)
 
 
