@@ -15,7 +15,7 @@ from autotune.plan import make_plan
 from autotune.progress import Silent
 from autotune.results import StudyResults
 
-LONG = {"family": "rag-bursts", "rates_per_s": [0.4, 1.0], "prompt_tokens": 4000, "phase_s": 800}
+LONG = {"family": "rag-bursts", "rates_per_s": [0.4, 1.0], "prompt_tokens": 4000, "phase_s": 2000}
 TRIALS = 24
 CUT_S = 8.0
 

@@ -64,7 +64,7 @@ def dies(database: Path, run: Path, when: str) -> None:
     here = str(Path(__file__).parent)
     done = subprocess.run(
         [sys.executable, "-c", DIES, here, str(database), str(run), when],
-        env={**os.environ, "PYTHONPATH": os.getcwd()}, check=False, timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join((os.getcwd(), str(Path(here).parent)))}, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == -signal.SIGKILL
 
