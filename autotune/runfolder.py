@@ -30,6 +30,7 @@ from typing import Any, Final
 import pandas as pd
 from pydantic import ValidationError
 
+from autotune.export.common import SIGNATURE_FILE
 from autotune.plan import Plan
 from autotune.records import Origin, Replay, request_table
 from autotune.spec import StudySpec, load_spec
@@ -54,7 +55,10 @@ _BEFORE_MEASURING: Final = {
 }  # fmt: skip
 """What a run folder holds before its search begins."""
 MANIFEST: Final = "manifest.json"
-NOT_IN_MANIFEST: Final = {".lock", MANIFEST, "progress.json", "study.db", "study.db-wal", "study.db-shm"}
+NOT_IN_MANIFEST: Final = {
+    ".lock", MANIFEST, "progress.json", "study.db", "study.db-wal", "study.db-shm", SIGNATURE_FILE,
+}  # fmt: skip
+"""A signature is of the manifest, so the manifest cannot hold it."""
 
 
 class RunFolder:

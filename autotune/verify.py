@@ -2,6 +2,7 @@
 
 The chain: the requests of each trace give its digest; identity.json and results.json name those digests; the export names
 the digest of results.json, of its settings, and of every other file in it; manifest.json has the digest of every file.
+With a key, each export must also be signed by it, as it is and for this run; see `autotune.signing`.
 """
 
 from __future__ import annotations
@@ -9,15 +10,19 @@ from __future__ import annotations
 import hashlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from autotune.export.common import KIND
+from autotune.export.common import KIND, SIGNATURE_FILE
 from autotune.export.read import load_export
 from autotune.runfolder import MANIFEST, NOT_IN_MANIFEST
+from autotune.signing.statement import NotSigned, Signed, files_of, manifest_digest, read_signed
 from ppas_core.errors import InvalidInput, PpasError
 from ppas_core.plain_json import load_json
 from ppas_core.sim.profile import load_profile
 from traces.format import read_trace
+
+if TYPE_CHECKING:
+    from securesystemslib.signer import SSlibKey
 
 _SETTINGS: Final = "settings.json"
 
@@ -33,24 +38,30 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """kind: `run` or `export`. checked: digests computed again. findings: what differs; empty is good."""
+    """kind: `run` or `export`. checked: digests computed again. findings: what differs; empty is good. signed: what the
+    key signed, one for each export; empty without a key.
+    """
 
     path: str
     kind: Literal["run", "export"]
     checked: int
     findings: tuple[Finding, ...]
+    signed: tuple[Signed, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON values."""
         return {**asdict(self), "ok": not self.findings}
 
 
-def verify(path: Path) -> Verification:
-    """Computes the digests of the run folder or export at `path` again. Raises InvalidInput when it is neither."""
+def verify(path: Path, key: SSlibKey | None = None) -> Verification:
+    """Computes the digests of the run folder or export at `path` again. Raises InvalidInput when it is neither.
+
+    key: whose signature each export must have too, from `signing.keys.load_public_key`; None checks none.
+    """
     if (path / "identity.json").is_file():
-        return _run(path)
+        return _run(path, key)
     if (path / _SETTINGS).is_file() and _is_export(path / _SETTINGS):
-        return _export(path)
+        return _export(path, key)
     raise InvalidInput(f"{path}: is neither a run folder nor an export; name runs/NAME, or its export/")
 
 
@@ -61,9 +72,15 @@ class _Check:
         self.root = root
         self.checked = 0
         self.findings: list[Finding] = []
+        self.signed: list[Signed] = []
 
     def add(self, what: Literal["changed", "missing", "added", "broken"], path: Path, reason: str) -> None:
-        self.findings.append(Finding(what, str(path.relative_to(self.root)), reason))
+        name = str(path.relative_to(self.root))
+        if not any((found.what, found.path) == (what, name) for found in self.findings):
+            self.findings.append(Finding(what, name, reason))
+
+    def result(self, kind: Literal["run", "export"]) -> Verification:
+        return Verification(str(self.root), kind, self.checked, tuple(self.findings), tuple(self.signed))
 
     def same(self, path: Path, what: str, found: object, recorded: object) -> None:
         """A link of the chain: `found`, computed from the file, must be what was `recorded`."""
@@ -95,7 +112,7 @@ class _Check:
         return data
 
 
-def _run(path: Path) -> Verification:
+def _run(path: Path, key: SSlibKey | None) -> Verification:
     check = _Check(path)
     _manifest(check)
     identity = check.json(path / "identity.json")
@@ -110,15 +127,23 @@ def _run(path: Path) -> Verification:
         for folder in sorted(path.glob("export*/")):
             if (folder / _SETTINGS).is_file():
                 _check_export(check, folder, results_digest=_digest(path / "results.json"), traces=traces)
-    return Verification(str(path), "run", check.checked, tuple(check.findings))
+    if key is not None:
+        exports = sorted(path.glob("export*/"))
+        if not exports:
+            check.add("missing", path / "export", "there is no export, so nothing is signed; `ppas export` writes one")
+        for folder in exports:
+            _check_signature(check, folder, key, path / MANIFEST)
+    return check.result("run")
 
 
-def _export(path: Path) -> Verification:
+def _export(path: Path, key: SSlibKey | None) -> Verification:
     check = _Check(path)
     beside = path.parent / "results.json"
     digest = _digest(beside) if (path.parent / "identity.json").is_file() and beside.is_file() else None
     _check_export(check, path, results_digest=digest, traces=None)
-    return Verification(str(path), "export", check.checked, tuple(check.findings))
+    if key is not None:
+        _check_signature(check, path, key, None if digest is None else path.parent / MANIFEST)
+    return check.result("export")
 
 
 def _manifest(check: _Check) -> None:
@@ -175,6 +200,25 @@ def _check_export(check: _Check, folder: Path, *, results_digest: str | None, tr
     if traces is not None:
         named = [entry.get("digest") for entry in settings.get("traces") or []]
         check.same(file, "what the files in traces/ hold", traces, named)
+
+
+def _check_signature(check: _Check, folder: Path, key: SSlibKey, manifest: Path | None) -> None:
+    """manifest: the file of the run beside; None where the export was taken away from its run."""
+    check.checked += 1
+    try:
+        signed = read_signed(folder, key)
+    except NotSigned as error:
+        check.add("missing" if error.missing else "broken", folder / SIGNATURE_FILE, str(error))
+        return
+    check.signed.append(signed)
+    for name, digest in signed.files.items():
+        check.file(folder / name, digest)
+    for name in sorted(set(files_of(folder)) - set(signed.files)):
+        check.add("added", folder / name, "it was not there when the export was signed")
+    if manifest is not None:
+        listed = check.json(manifest).get("files")
+        found = manifest_digest(listed) if isinstance(listed, dict) else None
+        check.same(manifest, "the digest of what it lists, as signed with the export,", found, signed.run_digest)
 
 
 def _is_export(file: Path) -> bool:

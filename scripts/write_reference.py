@@ -42,6 +42,7 @@ _VARIABLES = {
 """What each variable of a server means; names and defaults are held against the code."""
 _CLIENT_VARIABLES = {
     "PPAS_API_KEY": "the API key that `ppas replay`, and a study that joins a running server, send to vLLM",
+    "PPAS_KEY_PASSPHRASE": "the passphrase of the private key that `ppas export --sign` signs with",
     "PPAS_STORAGE": "the URL of the database that several machines share, as `--storage` of `ppas tune` and `ppas worker`",
 }
 

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from typer.testing import CliRunner
 
 from autotune.cli import app
@@ -91,6 +93,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "demo"
 
 
+def keep_key(path: Path) -> None:
+    """What the two openssl commands of docs/signing.md make."""
+    key = Ed25519PrivateKey.generate()
+    path.touch(mode=0o600)
+    path.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public = key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    path.with_suffix(".pub").write_bytes(public)
+
+
 @pytest.fixture
 def folder(finished: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     """What a reader of the page has: the examples, traces, a profile, and finished runs but those that the page makes."""
@@ -102,6 +113,7 @@ def folder(finished: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Pa
     rows = (json.dumps({"timestamp": 900 * place, **row}) for place in range(20))
     (tmp_path / "conversation_trace.jsonl").write_text("\n".join(rows) + "\n")
     (tmp_path / "mine.json").write_text(json.dumps(load_profile(DEFAULT_PROFILE).to_dict()))
+    keep_key(tmp_path / "signing-key.pem")
     made = {
         Path(word).stem for command in COMMANDS[request.param] for word in command.split()[2:3] if " tune " in command
     }

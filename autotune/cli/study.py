@@ -214,14 +214,23 @@ def export(
     format_: Annotated[
         str | None, typer.Option("--format", help="With --results: parquet, csv; default both.", show_default=False)
     ] = None,
+    sign: Annotated[
+        Path | None,
+        typer.Option(
+            "--sign",
+            help="Sign the export with this private Ed25519 key: a file, PEM or OpenSSH. `ppas verify --key` checks it.",
+            show_default=False,
+        ),
+    ] = None,
     quiet: Quiet = False,
     json_output: Json = False,
 ) -> None:
     """Write the chosen setting for `vllm serve --config`, patched servers, Docker Compose, Kubernetes, Helm, and as JSON.
 
-    With --results: all trials, the finalists' requests and the comparisons, as Parquet and CSV.
+    With --results: all trials, the finalists' requests and the comparisons, as Parquet and CSV. With --sign the run
+    folder is verified first, and nothing is written where something differs.
     """
-    from autotune.cli import pipeline
+    from autotune.cli import pipeline, signature
     from autotune.export.tables import write_tables
     from autotune.runfolder import existing_run
 
@@ -230,6 +239,8 @@ def export(
     if results_only:
         if trial is not None:
             raise InvalidInput("--results writes all trials; leave out --trial")
+        if sign is not None:
+            raise InvalidInput("--sign signs an export, not tables; leave out --results")
         written = write_tables(results, output or run / "tables", _formats(format_))
         folder.write_manifest()
         _show_files(written, quiet=quiet, as_json=json_output)
@@ -241,8 +252,11 @@ def export(
         if not 0 <= trial < len(results.trials):
             raise InvalidInput(f"trial is {trial}; this study has 0 to {len(results.trials) - 1}")
         setting, target = results.trials[trial].setting, output or run / f"export-trial-{trial}"
+    signer = None if sign is None else signature.prepare(sign, run)
     files = pipeline.write_exports(results, folder, target, setting)
     folder.write_manifest()
+    if signer is not None:
+        files = (*files, signature.write(signer, target, folder.path))
     _show_files(files, quiet=quiet, as_json=json_output)
 
 

@@ -13,6 +13,8 @@ from ppas_core.policy import PolicyParams
 SCHEDULER_CLASS: Final = "ppas_core.vllm.scheduler.PpasScheduler"
 KIND: Final = "ppas-autotune settings"
 VERSION: Final = 1
+SIGNATURE_FILE: Final = "provenance.intoto.jsonl"
+"""The signature beside an export's files; see `autotune.signing`."""
 SAFE_VALUE: Final = re.compile(r"[A-Za-z0-9_./=-]*")
 """What a value in an environment file may hold: it needs no quoting in any shell."""
 

@@ -8,7 +8,17 @@ from typing import Any
 
 import yaml
 
-from autotune.export.common import KIND, SAFE_VALUE, SCHEDULER_CLASS, VERSION, header, one_line, settings_digest, sha256
+from autotune.export.common import (
+    KIND,
+    SAFE_VALUE,
+    SCHEDULER_CLASS,
+    SIGNATURE_FILE,
+    VERSION,
+    header,
+    one_line,
+    settings_digest,
+    sha256,
+)
 from autotune.export.deploy import Deployment, compose, dockerfile, helm_values, kubernetes
 from autotune.export.flags import scrubbed
 from autotune.export.patches import GENERATIONS, Generation, environment, nearest_expressible, server_flags
@@ -62,6 +72,7 @@ def write_export(
     others = {name: sha256(text.encode()) for name, text in files.items() if text is not None}
     files["settings.json"] = _settings_json(results, setting, params, nearest, costs, others)
     written = {directory / name: text for name, text in files.items() if text is not None}
+    (directory / SIGNATURE_FILE).unlink(missing_ok=True)  # it is of other files, and would only fail from now on
     for path, text in written.items():
         write_atomically(path, text.encode())
     if files["Dockerfile"] is None:  # an earlier export of another setting may have left one, and it would mislead
