@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from functools import partial
+from math import inf
 from typing import Final
 
 from autotune import aggregate, choose, interrupt
@@ -47,6 +48,7 @@ class Searching:
         spent_s = sum(trial.outcome.duration_s for trial in done)
         started = time.perf_counter()
         progress.begin(SEARCH_STAGE, total, len(done))
+        best = self._best(done)
         for number in range(REFERENCE_EVERY, len(done) + 1, REFERENCE_EVERY):
             self._watch_drift(number)  # measured by an earlier process, and read back
         while len(done) < total:
@@ -61,7 +63,8 @@ class Searching:
                 done.append(search.step(partial(self._measure, race if len(done) >= len(plan.in_space) else None)))
                 if race is not None:
                     note(race, done[-1], self._study.preferred)
-                progress.advance(self._best_note(done))
+                best = min(best, self._best(done[-1:]))
+                progress.advance(self._best_note(best))
                 if len(done) % REFERENCE_EVERY == 0:
                     self._watch_drift(len(done))
             except KeyboardInterrupt:
@@ -89,10 +92,12 @@ class Searching:
         done = search.trials()
         total = len(done) if self._hurried else total
         progress.begin("Random search, for comparison", total, len(done))
+        best = self._best(done)
         while len(done) < total:
             interrupt.check()
             done.append(search.step(lambda number, params: self._study.outcome(f"random/{number}", params)))
-            progress.advance(self._best_note(done))
+            best = min(best, self._best(done[-1:]))
+            progress.advance(self._best_note(best))
         progress.end()
         return done
 
@@ -150,12 +155,19 @@ class Searching:
         if self._study.plan.evaluator.is_noisy:
             self.drift.append(self._study.drift(trials))
 
-    def _best_note(self, trials: Iterable[SearchTrial]) -> str:
+    def _best(self, trials: Iterable[SearchTrial]) -> float:
+        """The best score of the complete ones; infinite where there is none."""
+        preferred = self._study.preferred
+        return min(
+            (choose.score(t.outcome.objectives, preferred) for t in trials if t.outcome.is_complete), default=inf
+        )
+
+    def _best_note(self, best: float) -> str:
+        """`best`, a score, in words."""
         study = self._study
-        scores = [choose.score(t.outcome.objectives, study.preferred) for t in trials if t.outcome.is_complete]
-        if not scores:
+        if best == inf:
             return "nothing measured so far"
-        gain_pct = aggregate.improvement_pct(min(scores))
+        gain_pct = aggregate.improvement_pct(best)
         asked_pct = max([self._spec.min_gain_pct, *(entry.visible_pct for entry in study.noise)])
         verdict = "ahead" if gain_pct >= asked_pct else f"less than the {asked_pct:.1f} % that count"
         of = f"{self._spec.prefer}, tuning traces, {study.plan.evaluator.origin}"

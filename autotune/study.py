@@ -142,6 +142,7 @@ class Search:
         self._objectives = tuple(objectives)
         self._arm: Arm = arm
         self._database = database
+        self._left_unfinished = True  # perhaps, by an earlier process
         with _stored(database):
             self._open(name, sampler, seed, deterministic, first)
 
@@ -170,7 +171,9 @@ class Search:
     def trials(self) -> list[SearchTrial]:
         """The finished trials, in order."""
         with _stored(self._database):
-            return [self._read(trial) for trial in self._study.get_trials(states=(TrialState.COMPLETE,))]
+            return [
+                self._read(trial) for trial in self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+            ]
 
     def has_next(self) -> bool:
         """Whether the next trial is settled already: proposed, or left unfinished by a killed process."""
@@ -188,7 +191,10 @@ class Search:
             return self._step(evaluate)
 
     def _step(self, evaluate: Evaluate) -> SearchTrial:
-        interrupted = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        interrupted: list[FrozenTrial] = []
+        if self._left_unfinished:  # else no look at every trial for each further one
+            interrupted = self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        self._left_unfinished = True
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             trial = Trial(self._study, interrupted[0]._trial_id) if interrupted else self._study.ask()
@@ -198,6 +204,7 @@ class Search:
         outcome = _read_outcome(trial.user_attrs)
         good = outcome.reason is None
         self._study.tell(trial, [outcome.objectives[name] for name in self._objectives] if good else self._penalty())
+        self._left_unfinished = False
         return SearchTrial(trial.number, self._arm_of(trial.user_attrs), params, outcome)
 
     def importance(self) -> dict[str, dict[str, float]]:

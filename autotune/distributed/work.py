@@ -130,7 +130,7 @@ class SharedSearching(Searching):
                 search.tend()
             before, done = len(done), search.trials()
             for _ in range(len(done) - before):
-                progress.advance(self._best_note(done))
+                progress.advance(self._best_note(self._best(done)))
         progress.end()
         self._keep(done)
         return done

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from optuna.storages._cached_storage import _CachedStorage
 from small_study import small
 
 from autotune.choose import exported_role
@@ -141,6 +142,34 @@ def test_a_trial_that_was_begun_is_finished_under_its_own_number(tmp_path: Path)
     search.step(evaluate)
     assert tried[3] == tried[2]
     assert [trial.number for trial in search.trials()] == [0, 1, 2]
+
+
+def test_a_trial_costs_one_look_at_all_trials_before_it_unless_one_was_left_unfinished(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each look takes time that grows with the study."""
+    search = Search(
+        tmp_path / "study.db", "s", space=load_space("ppas"), objectives=["mean_latency_s"], sampler="random", seed=0,
+        deterministic=True,
+    )  # fmt: skip
+    looks: list[object] = []
+    look = _CachedStorage.get_all_trials
+    monkeypatch.setattr(_CachedStorage, "get_all_trials", lambda *args, **kw: looks.append(args) or look(*args, **kw))
+
+    def evaluate(number: int, params: PolicyParams) -> Outcome:
+        if number == 2 and len(looks) < 5:
+            raise Killed
+        return Outcome({"mean_latency_s": 1.0 + number}, {}, {}, 0.1)
+
+    search.step(evaluate)
+    assert len(looks) == 2
+    search.step(evaluate)
+    assert len(looks) == 3
+    with pytest.raises(Killed):
+        search.step(evaluate)
+    assert len(looks) == 4
+    assert search.step(evaluate).number == 2  # it looks, and finds what was left
+    assert len(looks) == 5
 
 
 def test_a_measurement_that_was_stored_before_the_kill_is_not_repeated(tmp_path: Path) -> None:
