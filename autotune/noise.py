@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
 
 from autotune import metrics
 from autotune.metrics import NO_LIMITS, Limits
 from autotune.records import Replay
+from autotune.stats import student_quantile
 from ppas_core.errors import InvalidInput, NoResult
 
 
@@ -78,4 +78,4 @@ def _standard_errors(freedom: int) -> float:
 
     Student's t, since the noise itself is estimated with `freedom` degrees of freedom: 2.8 with many, 3.4 with six.
     """
-    return float(stdtrit(freedom, 0.975) + stdtrit(freedom, 0.8))
+    return student_quantile(freedom, 0.975) + student_quantile(freedom, 0.8)

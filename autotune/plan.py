@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from autotune import choose
+from autotune.durations import parse_duration_s
 from autotune.evaluate import Evaluator, SimulatedEvaluator
 from autotune.live import LiveEvaluator, ServerOptions
 from autotune.records import Origin
 from autotune.results import Arm
-from autotune.spec import StudySpec, TraceFiles, parse_duration_s
+from autotune.spec import StudySpec, TraceFiles
 from autotune.study import resolve_sampler
 from ppas_core import defaults
 from ppas_core.errors import InvalidInput

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from ppas_core.policy import PolicyParams
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 OK: Final = "ok"
 
@@ -113,6 +115,8 @@ class Replay:
 
 def request_table(replays: Sequence[Replay]) -> pd.DataFrame:
     """One row per request of all `replays`, in order, without the chunks: trace, regime, origin, then its times."""
+    import pandas as pd  # half a second of start-up, which most commands do not need
+
     sizes = [len(replay.requests) for replay in replays]
     labels = {
         "trace": np.repeat([replay.trace_name for replay in replays], sizes),

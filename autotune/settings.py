@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from autotune.export import load_export
 from ppas_core import defaults
 from ppas_core.errors import InvalidInput
 from ppas_core.naming import nearest
 from ppas_core.plain_json import load_json
 from ppas_core.policy import DEFAULT_MAX_NUM_SEQS, PolicyParams, Scope
-from search_spaces.yaml_file import parse_yaml, read_text
 
 HELP: Final = (
     f"a published name ({', '.join(defaults.PUBLISHED)}), mbt-2048 for a static budget, N_TH/B_MAX/B_CAP as in "
@@ -39,7 +37,7 @@ def parse_setting(source: str | Mapping[str, Any]) -> PolicyParams:
         return _from_label(match)
     path = Path(source)
     if path.suffix == ".env":
-        return load_export(path)
+        return _from_export(path)
     if path.suffix in {".json", ".yaml", ".yml"}:
         return _read_settings(path)
     hint = nearest(source, defaults.PUBLISHED)
@@ -65,6 +63,8 @@ def _from_label(match: re.Match[str]) -> PolicyParams:
 
 
 def _read_settings(path: Path) -> PolicyParams:
+    from search_spaces.yaml_file import parse_yaml, read_text
+
     try:
         text = read_text(path)
         data = load_json(text) if path.suffix == ".json" else parse_yaml(text, str(path))
@@ -75,8 +75,14 @@ def _read_settings(path: Path) -> PolicyParams:
     if not isinstance(data, dict):
         raise InvalidInput(f"{path}: is not a mapping of settings such as b_max: 16384")
     if not {"b_max", "b_cap"} & set(data):
-        return load_export(path)
+        return _from_export(path)
     try:
         return PolicyParams.from_dict(data)
     except InvalidInput as error:
         raise InvalidInput(f"{path}: {error}") from None
+
+
+def _from_export(path: Path) -> PolicyParams:
+    from autotune.export import load_export  # loads numpy and pandas, which most settings do not need
+
+    return load_export(path)

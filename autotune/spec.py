@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from autotune import choose, metrics
+from autotune.durations import parse_duration_s
 from autotune.metrics import Limits
 from autotune.settings import parse_setting
 from ppas_core import defaults
@@ -444,15 +444,3 @@ def _checked_duration(text: str) -> str:
     except InvalidInput as error:
         raise ValueError(str(error)) from None
     return text
-
-
-def parse_duration_s(text: str) -> float:
-    """Seconds of a duration such as 90s, 45m, 2h, 1h30m or 2d. Raises InvalidInput."""
-    units = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
-    parts = re.findall(r"([0-9]+(?:\.[0-9]+)?)([dhms])", text)
-    seconds = sum(float(number) * units[unit] for number, unit in parts)
-    if "".join(number + unit for number, unit in parts) != text or not 0.001 <= seconds <= 30 * 86_400:
-        raise InvalidInput(
-            f"duration {text[:40]!r} is not one; allowed: 0.001s to 30d, written as 0.5s, 90s, 45m, 2h, 1h30m or 2d"
-        )
-    return seconds

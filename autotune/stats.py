@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from scipy.special import stdtrit
 
 from autotune import aggregate, metrics
 from autotune.metrics import NO_LIMITS, Limits, Reduce, Sample
@@ -172,8 +171,15 @@ def widening_factor(traces_per_regime: Sequence[int], confidence: float) -> floa
     freedom = max(1, sum(traces_per_regime) - len(traces_per_regime))
     fewest = max(2, min(traces_per_regime))
     upper = (1 + confidence) / 2
-    student, normal = stdtrit(freedom, upper), stdtrit(np.inf, upper)
+    student, normal = student_quantile(freedom, upper), student_quantile(np.inf, upper)
     return float(student / normal * np.sqrt(fewest / (fewest - 1)))
+
+
+def student_quantile(freedom: float, share: float) -> float:
+    """The value below which `share` of Student's t distribution lies; with infinite freedom, of the normal one."""
+    from scipy.special import stdtrit  # a quarter of a second of start-up, which most commands do not need
+
+    return float(stdtrit(freedom, share))
 
 
 def _log_ratio(name: str, setting: Replay, reference: Replay, limits: Limits) -> float:
@@ -188,7 +194,7 @@ def _student(ratio: float, groups: Sequence[FloatArray], confidence: float) -> I
     """
     variance = sum(float(np.var(own, ddof=1)) / len(own) for own in groups) / len(groups) ** 2
     freedom = sum(len(own) - 1 for own in groups)
-    half = float(stdtrit(freedom, (1 + confidence) / 2)) * variance**0.5
+    half = student_quantile(freedom, (1 + confidence) / 2) * variance**0.5
     low, value, high = (aggregate.improvement_pct(ratio * np.exp(step)) for step in (half, 0.0, -half))
     return Interval(float(value), float(low), float(high))
 

@@ -10,8 +10,8 @@ import typer
 from rich.markup import escape
 
 from autotune.cli import console
+from autotune.durations import parse_duration_s
 from autotune.progress import Progress, Silent
-from autotune.spec import load_spec, parse_duration_s
 from ppas_core.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -62,10 +62,10 @@ def calibrate(
     if output.suffix != ".json":
         raise InvalidInput(f"{output}: a profile is a .json file, by which `--profile` knows it; name one")
     target_s = parse_duration_s(target)
+    from autotune.spec import load_spec
+
     spec = load_spec(study)
-    from autotune.calibration.calibrate import (
-        calibrate_plan,
-    )  # numba and scipy load here, after the study file was checked
+    from autotune.calibration.calibrate import calibrate_plan  # loads numba, after the study file was checked
     from autotune.live import LiveEvaluator
     from autotune.plan import make_plan
 

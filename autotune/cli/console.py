@@ -6,7 +6,7 @@ import errno
 import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console, RenderableType
@@ -18,9 +18,11 @@ from rich.text import Text
 
 from autotune import interrupt, streams
 from autotune.progress import Pace
-from autotune.results import Effect
 from ppas_core.errors import InvalidInput, PpasError
 from ppas_core.plain_json import dump_json
+
+if TYPE_CHECKING:
+    from autotune.results import Effect
 
 OK, NO_RESULT, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
@@ -148,9 +150,11 @@ def short(label: str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A time span for people, such as `12 s`, `3 min 20 s` or `1 h 05 min`; a dash where it is not known."""
+    """A time span for people, such as `0.4 s`, `12 s`, `3 min 20 s` or `1 h 05 min`; a dash where it is not known."""
     if seconds is None:
         return "–"
+    if 0 < seconds < 1:
+        return f"{seconds:.2g} s"
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -9,8 +9,8 @@ import typer
 from rich.markup import escape
 
 from autotune.cli import console
+from autotune.durations import parse_duration_s
 from autotune.progress import Progress, Silent
-from autotune.spec import parse_duration_s
 from ppas_core.errors import InvalidInput
 
 if TYPE_CHECKING:

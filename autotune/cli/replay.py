@@ -7,7 +7,7 @@ import os
 import uuid
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.markup import escape
@@ -131,7 +131,7 @@ def _show(outcome: ReplayOutcome, facts: ServerFacts) -> None:
     count, lag, about = outcome.accounting(), outcome.lag, outcome.about
     found = metrics.summarize(outcome.records)
     rows = [
-        (metrics.METRICS[name].label if name in metrics.METRICS else name.replace("_", " "), _shown(name, value))
+        (_LABELS.get(name) or metrics.metric(name).label, _shown(name, value))
         for name, value in found.items()
         if not math.isnan(value)
     ]
@@ -159,7 +159,12 @@ def _show(outcome: ReplayOutcome, facts: ServerFacts) -> None:
         console.err.print(f"[bold red]invalid:[/] {escape(outcome.reason or '')}")
 
 
-_COUNTED = ("planned", "unsent", "sent", "ok", "failed")
+_LABELS: Final = {
+    "attainment": "requests completed",  # no limits are given here
+    "p95_latency_failure_adjusted_s": "P95 end-to-end latency, a failed request counted as endless",
+}
+"""What `metrics.summarize` gives beside the metrics."""
+_COUNTED: Final = ("planned", "unsent", "sent", "ok", "failed")
 
 
 def _cached_tokens(outcome: ReplayOutcome) -> int | None:
@@ -173,6 +178,8 @@ def _defined(values: dict[str, float]) -> dict[str, float | None]:
 
 
 def _shown(name: str, value: float) -> str:
+    if math.isinf(value):
+        return "endless"
     if name.endswith("_per_s"):
         return f"{value:.3g} /s"
     if name.endswith("_s"):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.spec import StudySpec
 from ppas_core.errors import InvalidInput
+
+if TYPE_CHECKING:
+    from autotune.spec import StudySpec
 
 ServerUrl = Annotated[
     str | None,

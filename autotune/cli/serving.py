@@ -10,8 +10,6 @@ from typing import Annotated
 
 import typer
 
-from autotune import doctor as doctor_report
-from autotune import serve as launcher
 from autotune.cli import console
 from ppas_core.vllm import patching
 
@@ -48,6 +46,8 @@ def serve(
     Prints the exact command, forwards signals, leaves no process behind. Example: ppas serve MODEL --config
     runs/demo/export/vllm.yaml --port 8000
     """
+    from autotune import serve as launcher
+
     code = launcher.run_serve(
         model, config, context.args, dry_run=dry_run, show=lambda command: print(command, flush=True)
     )
@@ -62,6 +62,8 @@ def doctor(
 
     Exit code 1 when something keeps P-PAS from acting here.
     """
+    from autotune import doctor as doctor_report
+
     if json_output:
         findings = doctor_report.examine(os.environ)
         console.print_json([asdict(finding) for finding in findings])

@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from autotune import choose
 from autotune.cli import console
 from autotune.settings import HELP, parse_setting
-from autotune.spec import StudySpec, load_spec
 from ppas_core.policy import PolicyParams
 from traces.format import Trace, read_trace
 
 if TYPE_CHECKING:
     from autotune.evaluate import Evaluator
+    from autotune.spec import StudySpec
 
 _SHOWN = ("mean_latency_s", "p95_latency_s", "mean_ttft_s", "p95_ttft_s", "mean_tpot_s", "makespan_s")
 
@@ -110,10 +109,10 @@ def compare(
     """
     sides = [(text, parse_setting(text)) for text in (candidate, reference)]
     bench = _bench(study, trace, profile, prefix_caching)
-    preferred = choose.preferred_metrics(prefer or bench.spec.prefer, bench.spec.objectives)
-    from autotune import metrics
+    from autotune import choose, metrics
     from autotune.compare import compare_settings
 
+    preferred = choose.preferred_metrics(prefer or bench.spec.prefer, bench.spec.objectives)
     (one, against) = [
         (text, [bench.evaluator.replay(params, trace) for trace in bench.traces]) for text, params in sides
     ]
@@ -150,6 +149,8 @@ class _Bench:
 
 
 def _bench(study: Path | None, trace_files: list[Path] | None, profile: str | None, prefix_caching: bool) -> _Bench:
+    from autotune.spec import StudySpec, load_spec
+
     spec = load_spec(study) if study else StudySpec(name="command-line")
     base = study.parent if study else Path()
     if profile is not None:

@@ -12,15 +12,15 @@ from rich.markup import escape
 from autotune.cli import console, server_options, worker
 from autotune.cli.settings import profile_option
 from autotune.progress import Progress, Silent, Together
-from autotune.results import StudyResults
 from autotune.settings import parse_setting
-from autotune.spec import StudySpec, load_spec, parse_spec
 from ppas_core.errors import InvalidInput
 from ppas_core.naming import did_you_mean
-from ppas_core.policy import PolicyParams
 
 if TYPE_CHECKING:
     from autotune.export.tables import Format
+    from autotune.results import StudyResults
+    from autotune.spec import StudySpec
+    from ppas_core.policy import PolicyParams
 
 RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", help="A run folder, such as runs/demo.", show_default=False)
@@ -84,6 +84,8 @@ def tune(
     extends it, a smaller one finishes with what there is. With --storage the search is shared with `ppas worker`
     processes; this one works with them, and finishes the study.
     """
+    from autotune.spec import load_spec
+
     spec = load_spec(study)
     spec = _override(
         spec,
@@ -132,6 +134,8 @@ def sweep(
 
     Known are the reference, the published settings and the static budgets of the study file. The same command resumes.
     """
+    from autotune.spec import load_spec
+
     spec = load_spec(study)
     server = server_options.server_block(spec, server_url, settings_file, token_file, restart_per_trial)
     spec = _override(spec, str(study), {"server": server})
@@ -180,6 +184,7 @@ def report(
     json_output: Json = False,
 ) -> None:
     """Write the HTML report of a finished study again, from its run folder alone; or one report of several studies."""
+    from autotune.results import StudyResults
     from autotune.runfolder import existing_run
 
     folders = [existing_run(run) for run in runs]
@@ -232,6 +237,7 @@ def export(
     """
     from autotune.cli import pipeline, signature
     from autotune.export.tables import write_tables
+    from autotune.results import StudyResults
     from autotune.runfolder import existing_run
 
     folder = existing_run(run)
@@ -282,6 +288,8 @@ def _say(text: str) -> None:
 
 
 def _override(spec: StudySpec, origin: str, options: dict[str, Any]) -> StudySpec:
+    from autotune.spec import parse_spec
+
     given = {key: value for key, value in options.items() if value is not None}
     return parse_spec({**spec.model_dump(), **given}, f"{origin} with the command's options")
 

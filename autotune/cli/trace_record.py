@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import re
 import sys
 import time
 from pathlib import Path
@@ -14,13 +13,13 @@ from rich.markup import escape
 
 from autotune.cli import console
 from autotune.cli.trace import Output
+from autotune.durations import parse_duration_s
 from ppas_core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from autotune.record.run import Status
 
 _LINE_EVERY_S = 60.0
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -80,7 +79,7 @@ def record(
         output=output,
         host=host,
         port=port,
-        for_s=None if duration is None else seconds(duration),
+        for_s=None if duration is None else parse_duration_s(duration, "--for"),
         block_size=block_size,
         name=name,
         regime=regime,
@@ -95,14 +94,6 @@ def record(
     finally:
         watch.end()
     _show(account, output, json_output)
-
-
-def seconds(text: str) -> float:
-    """A time as in 90s, 10m, 2h or 1.5d, in seconds. Raises InvalidInput."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(s|m|min|h|d)?", text.strip())
-    if match is None:
-        raise InvalidInput(f"--for is {text!r}; allowed: a number and s, m, h or d, as in 90s, 10m or 2h")
-    return float(match[1]) * _UNITS[match[2] or ""]
 
 
 def _recover(journal: Path, output: Path, name: str | None, regime: str, force: bool, json_output: bool) -> None:

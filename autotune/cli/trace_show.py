@@ -14,9 +14,9 @@ from autotune.cli import console
 from autotune.cli.settings import PrefixCaching, profile_option
 from autotune.settings import parse_setting
 from ppas_core.errors import InvalidInput
-from search_spaces.space import load_space
 from traces.describe import describe
 from traces.format import SESSIONS, read_trace
+from traces.ledger import Ledger
 
 _LEVELS: Final = " ▁▂▃▄▅▆▇█"
 _BAR_WIDTH: Final = 30
@@ -53,6 +53,8 @@ def show(
     trace = read_trace(file)
     facts = describe(trace)
     if profile is not None:
+        from search_spaces.space import load_space
+
         params, tried = parse_setting(setting), load_space(space)
         from autotune.look import look  # loads numba, after the input was read
         from ppas_core.sim.profile import load_profile
@@ -74,7 +76,8 @@ def show(
     if profile is not None:
         _show_predicted(facts["predicted"])
     for key, value in facts["provenance"].items():
-        console.out.print(escape(f"{key}: {_plain(value)}"), style="dim")
+        for line in [_plain(value)] if key != "import" else _account(value):
+            console.out.print(escape(f"{key}: {line}"), style="dim")
 
 
 def _show_arrivals(file: Path, facts: Mapping[str, Any]) -> None:
@@ -201,7 +204,17 @@ def bar(count: int, most: int) -> str:
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
+def _account(value: Any) -> list[str]:
+    """What became of the rows of an imported file, in the words of `ppas trace import`; another tool's as it is."""
+    try:
+        return Ledger(**value).lines()
+    except (TypeError, ValueError):
+        return [_plain(value)]
+
+
 def _plain(value: Any) -> str:
+    if value is None:
+        return "none"
     if isinstance(value, dict):
         return ", ".join(f"{key} {_plain(part)}" for key, part in value.items())
     if isinstance(value, list):

@@ -13,13 +13,14 @@ from autotune.cli import console, server_options
 from autotune.distributed.beats import HEARTBEAT_S
 from autotune.distributed.per_gpu import parse_gpus, run_workers
 from autotune.distributed.url import VARIABLE, StorageUrl
+from autotune.durations import parse_duration_s
 from autotune.heartbeat import Heartbeat
 from autotune.progress import Progress, Silent, Together
-from autotune.spec import StudySpec, load_spec, parse_duration_s, parse_spec
 from ppas_core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from autotune.distributed.work import Shared
+    from autotune.spec import StudySpec
 
 Storage = Annotated[
     str | None,
@@ -94,6 +95,8 @@ def worker(
     Start it on every GPU or machine. A worker measures the reference itself first. One that dies loses nothing: its
     trial is measured by another. The same command takes part again.
     """
+    from autotune.spec import load_spec, parse_spec
+
     spec = load_spec(study)
     where = storage_url(storage, None)
     if where is None:

@@ -10,12 +10,12 @@ from typing import Final, Literal
 import pandas as pd
 
 from autotune.calibration.calibrate import calibrate_plan
+from autotune.durations import parse_duration_s
 from autotune.foresight.forecast import Forecast, forecast
 from autotune.foresight.guide import Guide, Judgement, Measured
 from autotune.live import LiveEvaluator
 from autotune.measure import Measurement
 from autotune.results import Prediction
-from autotune.spec import parse_duration_s
 from autotune.study import SearchTrial
 from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.files import write_atomically

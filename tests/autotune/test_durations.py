@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.spec import parse_duration_s
+from autotune.durations import parse_duration_s
 from ppas_core.errors import InvalidInput
 
 

@@ -37,7 +37,7 @@ def test_what_cannot_be_recorded_is_refused_in_words(tmp_path: Path) -> None:
     assert "--to is missing" in refused("-o", output)
     assert "is not the address of a server" in refused("-o", output, "--to", "127.0.0.1:8000")
     assert "--for is 'soon'" in refused("-o", output, *SERVER, "--for", "soon")
-    assert "above 0" in refused("-o", output, *SERVER, "--for", "0s")
+    assert "--for is '0s'; allowed: 0.001s to 30d" in refused("-o", output, *SERVER, "--for", "0s")
     assert "port is 99999" in refused("-o", output, *SERVER, "--port", 99999)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
