@@ -179,5 +179,7 @@ def _detail(error: urllib.error.HTTPError) -> str:
         body = json.loads(error.read())
     except (OSError, ValueError):
         return str(error.reason)
-    said = body.get("detail", error.reason) if isinstance(body, dict) else error.reason
+    body = body if isinstance(body, dict) else {}
+    wrapped = body.get("error")  # vLLM's application wraps what a route says
+    said = body.get("detail") or (wrapped.get("message") if isinstance(wrapped, dict) else None) or error.reason
     return " ".join(str(said).split())[:500]

@@ -2,27 +2,59 @@
 
 Off unless the plugin is named in VLLM_PLUGINS, which is vLLM's rule, and a settings file is given. Without
 PPAS_HTTP_TOKEN only programs on this machine are served: a loopback client, no proxy in between, no browser page.
-With it, whoever sends it as a bearer token. The token is compared in constant time and never logged.
+With it, whoever sends it as a bearer token. The token is compared in constant time and never logged. Nothing of a body
+is read before the sender was admitted, and never more of it than a settings file may hold.
 """
 
 # No postponed annotations here: FastAPI reads those of nested functions at run time.
 import hmac
 import ipaddress
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from fastapi import APIRouter, Body, Depends, FastAPI, HTTPException, Query, Request
+from fastapi import APIRouter, Depends, FastAPI, HTTPException, Query, Request
+from fastapi.security import HTTPBearer
+from starlette.requests import ClientDisconnect
 
 from ppas_core.errors import NoResult, PpasError
-from ppas_core.policy import PolicyParams
+from ppas_core.plain_json import load_json
+from ppas_core.policy import MAX_VALUE, PolicyParams, Scope
+from ppas_core.vllm.control import MAX_SETTINGS_BYTES
 from ppas_core.vllm.live import read_settings, read_state, wait_for_ack, write_settings
 from ppas_core.vllm.metrics import register_metrics
 from ppas_core.vllm.settings import RUNTIME_KEY, SETTINGS_FILE_VARIABLE, EngineLimits, params_from_json
 
 TOKEN_VARIABLE: Final = "PPAS_HTTP_TOKEN"  # noqa: S105 - the variable's name
 MAX_WAIT_S: Final = 60.0
+_WHOLE: Final = {"type": "integer", "minimum": 1, "maximum": MAX_VALUE}
+_SETTINGS_SCHEMA: Final = {
+    "type": "object",
+    "required": ["b_max", "b_cap"],
+    "additionalProperties": False,
+    "properties": {
+        **dict.fromkeys(("b_max", "b_cap", "n_th", "max_num_seqs"), _WHOLE),
+        "t_large": {"anyOf": [_WHOLE, {"type": "null"}]},
+        "scope": {"enum": [str(scope) for scope in Scope]},
+        "decode_guard": {"type": "boolean"},
+    },
+}
+"""What a body may hold, for the OpenAPI description; `PolicyParams` and the engine's limits refuse more."""
+_BODY: Final = {
+    "required": True,
+    "content": {
+        "application/json": {
+            "schema": {
+                "type": "object",
+                "required": ["ppas"],
+                "additionalProperties": False,
+                "properties": {"ppas": {"anyOf": [_SETTINGS_SCHEMA, {"type": "null"}]}},
+            }
+        }
+    },
+}
 _PROXY_HEADERS: Final = ("forwarded", "x-forwarded-for", "x-real-ip", "via")
 
 
@@ -68,14 +100,28 @@ def build_router(settings_file: Any, token: str | None) -> APIRouter:
             raise HTTPException(404, f"no settings file: start the server with {SETTINGS_FILE_VARIABLE}")
         return path
 
-    router = APIRouter(prefix="/ppas", dependencies=[Depends(admit)])
+    # The second is for the OpenAPI description alone; `admit` decides.
+    guards = [Depends(admit), *([Depends(HTTPBearer(auto_error=False))] if token else [])]
+    refusals: dict[int | str, dict[str, Any]] = {
+        401 if token else 403: {"description": "Not admitted"},
+        404: {"description": "The server has no settings file"},
+    }
+    router = APIRouter(prefix="/ppas", dependencies=guards, responses=refusals)
     known = Depends(known_file)
 
+    writing = threading.Lock()  # two writers at once would use one version for two settings
+
+    def reported(path: Path) -> dict[str, Any] | None:
+        try:
+            return read_state(path)
+        except (PpasError, OSError) as error:
+            raise HTTPException(503, f"the engine's state cannot be read: {error}") from None
+
     def get_settings(path: Annotated[Path, known]) -> dict[str, Any]:
-        state = read_state(path)
+        state = reported(path)
         try:
             asked = read_settings(path)
-        except PpasError as error:
+        except (PpasError, OSError) as error:
             return {"asked": None, "error": str(error), "in_force": state and state["in_force"]}
         return {
             "asked": None if asked is None else {"version": asked[0], "ppas": asked[1]},
@@ -84,13 +130,14 @@ def build_router(settings_file: Any, token: str | None) -> APIRouter:
 
     def put_settings(
         path: Annotated[Path, known],
-        body: Annotated[dict[str, Any], Body()],
+        body: Annotated[object, Depends(read_body)],
         wait_s: Annotated[float, Query(ge=0, le=MAX_WAIT_S)] = 0,
     ) -> dict[str, Any]:
-        if set(body) != {"ppas"}:
+        if not isinstance(body, dict) or set(body) != {"ppas"}:
             raise HTTPException(422, 'send {"ppas": {...}} with the settings, or {"ppas": null} for off')
         try:
-            version = write_settings(path, parse_for(path, body["ppas"]))
+            with writing:
+                version = write_settings(path, parse_for(path, body["ppas"]))
         except PpasError as error:
             raise HTTPException(422, str(error)) from None
         except OSError as error:
@@ -103,15 +150,44 @@ def build_router(settings_file: Any, token: str | None) -> APIRouter:
         return {"version": version, "status": "pending"}
 
     def get_status(path: Annotated[Path, known]) -> dict[str, Any]:
-        state = read_state(path)
+        state = reported(path)
         if state is None:
             raise HTTPException(503, "the engine has not reported yet")
         return state
 
-    router.get("/settings")(get_settings)
-    router.put("/settings")(put_settings)
-    router.get("/status")(get_status)
+    unread = {503: {"description": "The engine has not reported yet, or its state cannot be read"}}
+    router.get("/settings", responses=unread)(get_settings)
+    router.put(
+        "/settings",
+        openapi_extra={"requestBody": _BODY},
+        responses={
+            400: {"description": "wait_s is out of range, where vLLM answers; other applications say 422"},
+            413: {"description": f"The body is larger than {MAX_SETTINGS_BYTES} bytes"},
+            415: {"description": "The body is not sent as application/json"},
+            422: {"description": "Not settings that this engine can take; the reason is given"},
+            507: {"description": "The settings file cannot be written"},
+        },
+    )(put_settings)
+    router.get("/status", responses=unread)(get_status)
     return router
+
+
+async def read_body(request: Request) -> object:
+    """The request's body as parsed JSON; larger than any settings file, it is refused without being read to its end."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HTTPException(415, "send the settings as application/json")
+    data = bytearray()
+    try:
+        async for part in request.stream():
+            data += part
+            if len(data) > MAX_SETTINGS_BYTES:
+                raise HTTPException(413, f"settings take a few hundred bytes; allowed: {MAX_SETTINGS_BYTES}")
+        return load_json(bytes(data))
+    except ValueError:
+        raise HTTPException(422, "the body is not JSON") from None
+    except ClientDisconnect:
+        raise HTTPException(400, "the request ended within its body") from None
 
 
 def parse_for(settings_file: Path, data: object) -> PolicyParams | None:
