@@ -11,11 +11,17 @@ from numpy.typing import ArrayLike, NDArray
 def on_front(points: ArrayLike) -> NDArray[np.bool_]:
     """bool[N] for float[N, M] points: True where no other point is at least as good everywhere and better somewhere."""
     values = np.asarray(points, dtype=np.float64)
+    found = np.zeros(len(values), dtype=np.bool_)
     if values.size == 0:
-        return np.zeros(len(values), dtype=np.bool_)
-    no_worse = (values[:, None, :] <= values[None, :, :]).all(axis=2)
-    better = (values[:, None, :] < values[None, :, :]).any(axis=2)
-    return np.asarray(~(no_worse & better).any(axis=0), dtype=np.bool_)
+        return found
+    front = np.empty((0, values.shape[1]))
+    for place in np.lexsort(values.T[::-1]):  # what dominates a point comes before it
+        point = values[place]
+        no_worse = front[(front <= point).all(axis=1)]
+        if not (no_worse < point).any():
+            found[place] = True
+            front = np.vstack((front, point))
+    return found
 
 
 def hypervolume(points: ArrayLike, reference: Sequence[float]) -> float:

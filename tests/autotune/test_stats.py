@@ -212,6 +212,16 @@ def test_nothing_on_the_front_is_dominated_and_everything_else_is(points: list[t
         assert keep == (not any(dominates(other, point) for other in points))
 
 
+def test_the_front_of_ten_thousand_trials_takes_no_table_of_all_pairs() -> None:
+    points = np.random.default_rng(0).random((10_000, 3))
+    tracemalloc.start()
+    front = pareto.on_front(points)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert 0 < front.sum() < 1000
+    assert most < 10e6  # a table of all pairs: 300 MB and more
+
+
 def _candidate(
     mean: float, p95: float = 1.0, *, regimes: dict[str, float] | None = None, b_cap: int = 2048
 ) -> Candidate:
