@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.pareto import on_front
 from autotune.results import StudyResults, Trial
 from autotune.stats import widening_factor
 from reports.numbers import finite, lower_is_better
@@ -126,9 +127,7 @@ def _share_on_front(drawn: NDArray[np.float64]) -> NDArray[np.float64]:
                 kept[i] = kept[i - 1]
             counts[order] += kept
         else:
-            as_good = (costs[:, None, :] <= costs[None, :, :]).all(axis=2)
-            better = (costs[:, None, :] < costs[None, :, :]).any(axis=2)
-            counts += ~(as_good & better).any(axis=0)
+            counts += on_front(costs)
     return counts / len(drawn)
 
 
