@@ -13,7 +13,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,8 @@ from autotune.server import Server, existing_server, is_healthy, start_server
 from autotune.server_deaths import Deaths
 from autotune.server_facts import keep_facts, kept_facts
 from autotune.server_joined import JoinedServer
+from autotune.server_memory import MemoryWatch
+from autotune.server_options import WRAPPER_OUTPUT, ServerOptions
 from autotune.server_settings import Channel, FileChannel, wait_for_ack
 from autotune.server_steps import StepTail, open_requests
 from ppas_core.errors import InvalidInput, NoResult, PpasError
@@ -35,8 +37,6 @@ from traces.format import Trace, TraceRequest
 from traces.prompts import WARM_UP, Vocabulary
 
 API_KEY_VARIABLE: Final = "PPAS_API_KEY"
-WRAPPER_OUTPUT: Final = "{output}"
-"""Stands in a wrapper's words for a path of the server's own."""
 _ATTEMPTS: Final = 3
 """Replays of a trace whose client was late, before the setting counts as not measurable."""
 _OUTSIDE: Final = "a live evaluator replays within its session only"
@@ -52,39 +52,11 @@ _STEP_LOG_BYTES: Final = 2**33
 """Never rotated within a study: rows are read once, from where the last reading ended."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServerOptions:
-    """How the server of a live study is started.
-
-    model: as for `vllm serve`. flags, environment: passed on as they are.
-    wrapper: a command before the server's; `{output}` in it becomes a path of that server's own, without a suffix.
-    vocabulary_size: ids that prompts are drawn from. start_timeout_s, request_timeout_s: when to give up.
-    max_send_lag_s: a replay counts only when the client's P99 lateness stays below this plus 1 % of mean latency.
-    url: a server that somebody else started with P-PAS; it is never started, restarted or ended. Its settings are
-        changed through settings_file, the file that it watches, or else through its route, with the token in token_file
-        or in PPAS_HTTP_TOKEN. Its step log is not known, its steps by branch are.
-    restart_per_trial: a server started with each setting's export, instead of switching.
-    """
-
-    model: str
-    flags: tuple[str, ...] = ()
-    environment: Mapping[str, str] = field(default_factory=dict)
-    wrapper: tuple[str, ...] = ()
-    vocabulary_size: int = 32_000
-    start_timeout_s: float = 900.0
-    request_timeout_s: float = 600.0
-    max_send_lag_s: float = 0.005
-    url: str | None = None
-    settings_file: Path | None = None
-    token_file: Path | None = None
-    restart_per_trial: bool = False
-
-
 class LiveEvaluator:
     """Replays on a vLLM server of our own, or one that was joined; to be used within its `session`.
 
     budget: the largest b_max that will be asked for; the server starts with it. max_num_seqs: of every setting.
-    say: told what is going on, a short line each, such as that the server starts.
+    say: told what is going on, a short line each, such as that the server starts. replays_per_trial: of a whole trial.
     """
 
     origin = Origin.LIVE
@@ -92,11 +64,19 @@ class LiveEvaluator:
     error_pct: float | None = None
 
     def __init__(
-        self, options: ServerOptions, *, budget: int, max_num_seqs: int, say: Callable[[str], None] | None = None
+        self,
+        options: ServerOptions,
+        *,
+        budget: int,
+        max_num_seqs: int,
+        replays_per_trial: int = 1,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         self.options = options
         self.budget = budget
         self.max_num_seqs = max_num_seqs
+        self.replays_per_trial = replays_per_trial
+        self.memory: MemoryWatch | None = None
         self.say: Callable[[str], None] = say or (lambda text: None)
         self.starts = 0
         self.switch_s: list[float] = []
@@ -118,6 +98,11 @@ class LiveEvaluator:
         folder.mkdir(parents=True, exist_ok=True)
         self._folder = folder
         self._deaths = Deaths(folder / "deadly.json")
+        self.memory = MemoryWatch(
+            folder / "memory.jsonl",
+            reserve_bytes=self.options.memory_reserve_bytes,
+            replays_per_trial=self.replays_per_trial,
+        )
         try:
             yield
         finally:
@@ -172,13 +157,15 @@ class LiveEvaluator:
                 raise
             return _record(params, trace, outcome, attempts, branch_steps=branches, ack=self._ack)
         time.sleep(_LOG_FLUSH_S)
+        memory_bytes = self._look_at_memory(server)
         steps = self._steps.read_new()
         if not steps.empty and self._ack is not None and {self._ack["version"]} != set(steps["settings_version"]):
             self._in_force = None
             raise NoResult("the settings changed in the middle of the replay; nothing else may write the settings file")
         counts = {} if steps.empty else steps["branch"].value_counts().to_dict()
         branches = {str(branch): int(count) for branch, count in counts.items()}
-        return _record(params, trace, outcome, attempts, branch_steps=branches, steps=steps, ack=self._ack)
+        known = {"branch_steps": branches, "steps": steps, "ack": self._ack, "server_memory_bytes": memory_bytes}
+        return _record(params, trace, outcome, attempts, **known)
 
     @contextlib.contextmanager
     def cold(self, config: Path) -> Iterator[Callable[[PolicyParams, Trace], Replay]]:
@@ -211,6 +198,7 @@ class LiveEvaluator:
             self.say(f"replacing the server between trials: {problem.splitlines()[0]}")
         if self.options.restart_per_trial and params != self._in_force:
             self._stop()
+        self._spare_memory(params)
         if self._server is None:
             self._server = self._new_server(params)
             self._warm_up(self._server, trace)
@@ -218,6 +206,24 @@ class LiveEvaluator:
             if self.options.restart_per_trial:
                 self._mark()  # else the switch does that
         return self._server
+
+    def _look_at_memory(self, server: Server) -> int | None:
+        """Bytes that the server's processes hold; None where that is not known."""
+        if self.memory is None or server.log is None:
+            return None
+        used_bytes, news = self.memory.note(server.log.stem, server.leader)
+        if news is not None:
+            self.say(news)
+        return used_bytes
+
+    def _spare_memory(self, params: PolicyParams) -> None:
+        """Ends a server that leaks before it runs out of memory; in the middle of a setting's replays never."""
+        if self.memory is None or self._server is None or params == self._in_force:
+            return
+        if (reason := self.memory.too_little()) is not None:
+            self._stop()
+            self.memory.restarted(reason)
+            self.say(f"starting the server anew between trials: {reason}")
 
     def _new_server(self, params: PolicyParams) -> Server:
         if self.options.restart_per_trial:

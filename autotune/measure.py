@@ -135,7 +135,12 @@ class Measurement:
                 raise
             outcome = Outcome({}, {}, {}, time.perf_counter() - started, reason=str(error))
         told = list(replays.values())
-        outcome = replace(outcome, client=aggregate.client_lag(told), cached_share=aggregate.cached_share(told))
+        outcome = replace(
+            outcome,
+            client=aggregate.client_lag(told),
+            cached_share=aggregate.cached_share(told),
+            server_memory_bytes=told[-1].server_memory_bytes if told else None,
+        )
         self.run.save_trial(folder, params, outcome, list(replays.values()))
         return outcome
 

@@ -10,9 +10,10 @@ from typing import Any, Final
 from autotune import choose
 from autotune.durations import parse_duration_s
 from autotune.evaluate import Evaluator, SimulatedEvaluator
-from autotune.live import LiveEvaluator, ServerOptions
+from autotune.live import LiveEvaluator
 from autotune.records import Origin
 from autotune.results import Arm
+from autotune.server_options import ServerOptions
 from autotune.spec import StudySpec, TraceFiles
 from autotune.study import resolve_sampler
 from ppas_core import defaults
@@ -123,6 +124,17 @@ class Estimate:
     server_starts: int
     calibration_s: float
 
+    def total_s(self, time_budget_s: float | None = None) -> float:
+        """All of it, the search cut at `time_budget_s`."""
+        search_s = self.search_s if time_budget_s is None else min(self.search_s, time_budget_s)
+        return search_s + self.reference_s + self.finalists_s + self.calibration_s
+
+    @property
+    def starts_in_words(self) -> str:
+        """How often a server is started, for people."""
+        few = {0: "no server start", 1: "one server start", 2: "two server starts"}
+        return few.get(self.server_starts, f"{self.server_starts} server starts")
+
 
 def make_plan(spec: StudySpec, folder: Path = Path()) -> Plan:
     """Resolves a study; files that it names are looked for from `folder`. Raises InvalidInput."""
@@ -140,7 +152,7 @@ def make_plan(spec: StudySpec, folder: Path = Path()) -> Plan:
     for budget in spec.static_budgets:
         known.setdefault(static_like(reference, budget), "static")
     if spec.backend == "vllm":
-        evaluator: Evaluator = _live_evaluator(spec, space, list(known), folder)
+        evaluator: Evaluator = _live_evaluator(spec, space, list(known), folder, replays_per_trial=len(tuning))
     else:
         evaluator = simulated_evaluator(spec, folder)
     for trace in (*tuning, *held_out):
@@ -187,7 +199,9 @@ def static_like(reference: PolicyParams, budget: int) -> PolicyParams:
         raise InvalidInput(f"static budget {budget}: {error}") from None
 
 
-def _live_evaluator(spec: StudySpec, space: Space, known: Sequence[PolicyParams], folder: Path) -> LiveEvaluator:
+def _live_evaluator(
+    spec: StudySpec, space: Space, known: Sequence[PolicyParams], folder: Path, *, replays_per_trial: int
+) -> LiveEvaluator:
     server = spec.server
     if server is None:
         raise AssertionError("the study file's own check lets no live study without a server pass")
@@ -216,9 +230,11 @@ def _live_evaluator(spec: StudySpec, space: Space, known: Sequence[PolicyParams]
             settings_file=folder / server.settings_file if server.settings_file else None,
             token_file=folder / server.token_file if server.token_file else None,
             restart_per_trial=server.restart_per_trial,
+            memory_reserve_bytes=server.memory_reserve_gib * 2**30,
         ),
         budget=max(space.max_b_max, *(params.b_max for params in known)),
         max_num_seqs=reference.max_num_seqs,
+        replays_per_trial=replays_per_trial,
     )
 
 

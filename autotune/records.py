@@ -99,6 +99,7 @@ class Replay:
     client: live only, how late the client was.
     ack: live only, the engine's acknowledgement of the settings (`ppas_core.vllm.control.Ack`); None where a server was
         started with them.
+    server_memory_bytes: live only, what the server's processes held after it; see `autotune.server_memory`.
     """
 
     params: PolicyParams
@@ -111,6 +112,7 @@ class Replay:
     steps: pd.DataFrame | None = None
     client: ClientLag | None = None
     ack: Mapping[str, Any] | None = None
+    server_memory_bytes: int | None = None
 
 
 def request_table(replays: Sequence[Replay]) -> pd.DataFrame:

@@ -87,6 +87,7 @@ class Trial(_Model):
     dimensions: the search space's own coordinates of this setting; empty when it lies outside the space.
     client: live only, how late the client was.
     cached_share: share of the prompt tokens that came out of the prefix cache; None where nothing is known of one.
+    server_memory_bytes: live only, what the server's processes held at the trial's end; None where that is not known.
     """
 
     number: int
@@ -104,6 +105,7 @@ class Trial(_Model):
     duration_s: Number
     client: ClientLateness | None = None
     cached_share: float | None = None
+    server_memory_bytes: int | None = None
 
 
 class HeldOutRequests(_Model):
@@ -240,6 +242,23 @@ class ColdCheck(_Model):
     reason: str
 
 
+class ServerMemory(_Model):
+    """The memory of a live study's servers; see `autotune.server_memory`. GPU memory, which vLLM takes whole, is no part.
+
+    replays: after how many of them it was looked at. used_bytes, left_bytes: at the last look.
+    growth_bytes: a trial, of the server that grew most; None where none did. is_near: whether memory would not last for
+    long. restarts: servers started anew for it. sentence: the same in words.
+    """
+
+    replays: int
+    used_bytes: int
+    left_bytes: int | None
+    growth_bytes: float | None
+    is_near: bool
+    restarts: int
+    sentence: str
+
+
 class Landscape(_Model):
     """The preferred objective over a plane of the space, other knobs as in the pick.
 
@@ -313,6 +332,7 @@ class StudyResults(_Model):
     hypervolume: arm name (`search`, `random`) to the hypervolume of the front after each of its trials.
     noise: the A/A measurement, one entry per preferred metric; empty where measurements do not vary.
     drift: the reference re-measured during the search. cold: the export on a cold server; None for a simulated study.
+    server_memory: whether a live study's server leaked; None where its memory is not known.
     maps: simulated maps over b_max and b_cap, one for each n_th and t_large; empty where nothing was swept.
     prediction: how well the simulator foretold a live study's trials; None without one.
     robustness: the pick at other rates; empty where it was not asked. saturated: regimes of the held-out traces whose
@@ -356,6 +376,7 @@ class StudyResults(_Model):
     noise: list[NoiseInfo] = []
     drift: list[DriftPoint] = []
     cold: ColdCheck | None = None
+    server_memory: ServerMemory | None = None
     provenance: dict[str, Any]
 
     def save(self, path: Path) -> None:

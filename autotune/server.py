@@ -55,6 +55,11 @@ class Server:
     start_s: float | None = None
     _launched: _Launched | None = field(default=None, repr=False)
 
+    @property
+    def leader(self) -> int | None:
+        """The process that leads the server's session, where the tuner started it and the system tells (Linux)."""
+        return None if self._launched is None else self._launched.leader
+
     def ended(self) -> str | None:
         """None while it runs; else how it ended, with the end of its log. Cheap, and never a request to the server: of
         one given by URL it is only known whether somebody listens.

@@ -153,6 +153,11 @@ class ServerSpec(_Model):
         default=False,
         description="Start the server anew for each setting, with its export, instead of switching; for comparison.",
     )
+    memory_reserve_gib: Annotated[float, Field(ge=0, le=100_000)] = Field(
+        default=2.0,
+        description="A server whose memory (not the GPU's) grows from trial to trial is started anew, between trials, "
+        "before less than this is left.",
+    )
     vocabulary_size: Annotated[int, Field(ge=32, le=10_000_000)] = Field(
         default=32_000, description="Prompts are drawn from token ids below this; not above the model's own."
     )

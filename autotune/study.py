@@ -46,7 +46,7 @@ class Outcome:
 
     client: how late the client of live replays was; see `autotune.aggregate.client_lag`. cached_share: see there.
     by_trace: trace name to objective to value. stopped: why the last traces were left out; objectives and regimes then
-    rest on the traces seen.
+    rest on the traces seen. server_memory_bytes: what the server's processes held at the trial's end, where it is known.
     """
 
     objectives: dict[str, float]
@@ -58,6 +58,7 @@ class Outcome:
     cached_share: float | None = None
     by_trace: dict[str, dict[str, float]] = field(default_factory=dict)
     stopped: str | None = None
+    server_memory_bytes: int | None = None
 
     @property
     def is_complete(self) -> bool:

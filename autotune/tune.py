@@ -15,6 +15,7 @@ from autotune.confirm import confirm
 from autotune.evaluate import Evaluator, SimulatedEvaluator
 from autotune.finalists import FinalistFailed, check_cold, compare_finalists, replay_held_out
 from autotune.foresight.stage import Foresight, foresee
+from autotune.live import LiveEvaluator
 from autotune.measure import Measurement
 from autotune.plan import Plan
 from autotune.progress import Progress, Silent
@@ -26,6 +27,7 @@ from autotune.results import (
     Comparison,
     Objective,
     RobustnessPoint,
+    ServerMemory,
     Setting,
     StudyResults,
     TraceInfo,
@@ -171,6 +173,7 @@ class _Tuner:
             noise=study.noise,
             drift=self.searching.drift,
             cold=cold,
+            server_memory=self._server_memory(),
             provenance=provenance.collect(plan.evaluator.describe(), spec.model_dump(mode="json"), plan.sampler),
         )
 
@@ -225,6 +228,7 @@ class _Tuner:
                 duration_s=outcome.duration_s,
                 client=None if outcome.client is None else ClientLateness.model_validate(outcome.client),
                 cached_share=outcome.cached_share,
+                server_memory_bytes=outcome.server_memory_bytes,
             )
             for number, (arm, params, outcome) in enumerate(entries)
         ]
@@ -312,6 +316,11 @@ class _Tuner:
                 "study with other static_budgets"
             )
         return min(statics, key=lambda t: (choose.score(t.objectives, self.preferred), t.number)).setting.to_params()
+
+    def _server_memory(self) -> ServerMemory | None:
+        memory = self.plan.evaluator.memory if isinstance(self.plan.evaluator, LiveEvaluator) else None
+        seen = None if memory is None else memory.summary()
+        return None if seen is None else ServerMemory.model_validate(seen)
 
     def _runner_up(self, trials: Sequence[Trial], taken: set[PolicyParams]) -> dict[str, PolicyParams]:
         """The best setting that is no finalist yet, under its role; nothing where there is none."""
@@ -402,6 +411,9 @@ class _Tuner:
                 f"the reference drifted by up to {max(drifts):.1f} % during the search, more than its noise explains "
                 f"({visible_pct:.1f} %); the ranking of the trials suffers, the interleaved comparison does not"
             )
+        if (memory := self._server_memory()) is not None and (memory.is_near or memory.restarts):
+            again = f" (started anew for that: {memory.restarts} times, between trials)" if memory.restarts else ""
+            notes.append(f"the server leaks memory: {memory.sentence}{again}")
         if cold is not None and cold.change_pct is None:
             notes.append(f"the export could not be checked on a cold server: {cold.reason}")
         notes += [

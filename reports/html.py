@@ -116,11 +116,16 @@ def _mixed(origins: Iterable[Origin]) -> bool | str:
     return "both" if len(found) > 1 else Origin.SIMULATED in found
 
 
-def _quality(results: StudyResults) -> dict[str, str] | None:
+def _quality(results: StudyResults) -> dict[str, str | None] | None:
     """The words of the section on measurement quality; None where measurements do not vary."""
     if not quality.applies(results):
         return None
-    return {"lead": quality.lead(results), "cold": quality.cold_words(results), "lag": quality.lag_words(results)}
+    return {
+        "lead": quality.lead(results),
+        "cold": quality.cold_words(results),
+        "lag": quality.lag_words(results),
+        "memory": quality.memory_words(results),
+    }
 
 
 def _asset(name: str) -> str:

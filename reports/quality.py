@@ -103,6 +103,15 @@ def lag_words(results: StudyResults) -> str:
     )
 
 
+def memory_words(results: StudyResults) -> str | None:
+    """Whether the server leaked, in a sentence; None where its memory is not known."""
+    memory = results.server_memory
+    if memory is None:
+        return None
+    again = f" It was started anew between trials {counted(memory.restarts, 'time')}." if memory.restarts else ""
+    return f"Over {counted(memory.replays, 'replay')}: {cleaned(memory.sentence, 300)}.{again}"
+
+
 def cold_words(results: StudyResults) -> str:
     """Hot against cold, in a sentence."""
     cold = results.cold

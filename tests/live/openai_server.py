@@ -24,6 +24,7 @@ class Behaviour:
     """first_s: to the first token; gap_s: between tokens; tokens_per_event; cached: told cached prompt tokens.
 
     engine: options of the engine, as JSON. by_setting: label to fault, or label@length to the fault of such requests.
+    leak_bytes: kept for ever at every request.
     """
 
     port: int = 0
@@ -37,6 +38,7 @@ class Behaviour:
     faults: dict[str, str] = field(default_factory=dict)
     engine: dict[str, Any] | None = None
     by_setting: dict[str, str] = field(default_factory=dict)
+    leak_bytes: int = 0
 
 
 class Server:
@@ -44,6 +46,7 @@ class Server:
         self.behaviour = behaviour
         self.seen: list[dict[str, Any]] = []
         self.running = 0
+        self.leaked: list[bytes] = []
         self.engine: Any = None
         if behaviour.engine is not None:
             from stand_in_engine import EngineOptions, StandInEngine
@@ -102,6 +105,7 @@ class Server:
         writer: asyncio.StreamWriter,
     ) -> None:
         prompt, tokens = request["prompt"], request["max_tokens"]
+        self.leaked.append(b"x" * self.behaviour.leak_bytes)
         setting = "" if self.engine is None else self.engine.take_step(len(prompt))
         fault = self.behaviour.faults.get(str(len(prompt)), "")
         if len(prompt) > 10:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from autotune.cli.pipeline import plan_lines
-from autotune.live import LiveEvaluator, ServerOptions
+from autotune.live import LiveEvaluator
 from autotune.plan import make_plan
+from autotune.server_options import ServerOptions
 from autotune.spec import parse_spec
 from autotune.tune import tune
 from ppas_core.defaults import published

@@ -110,6 +110,18 @@ def test_noise_drift_and_the_cold_start_are_part_of_the_result(finished: tuple[S
     assert {"tuned", "reference", "best static"} <= roles
 
 
+def test_the_servers_memory_is_known_after_every_trial_and_a_sound_server_is_left_alone(
+    finished: tuple[StudyResults, Path],
+) -> None:
+    results, _ = finished
+    assert all((trial.server_memory_bytes or 0) > 200 * 2**20 for trial in results.trials)
+    memory = results.server_memory
+    assert memory is not None
+    assert memory.replays >= 2 * len(results.trials)
+    assert memory.restarts == 0, memory.sentence
+    assert not [note for note in results.warnings if "leaks memory" in note]
+
+
 def test_report_and_export_come_from_the_run_folder_alone(finished: tuple[StudyResults, Path], tmp_path: Path) -> None:
     results, path = finished
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -17,6 +17,7 @@ from autotune.results import (
     NoiseInfo,
     Prediction,
     RobustnessPoint,
+    ServerMemory,
     Setting,
     StudyResults,
 )
@@ -102,7 +103,13 @@ def live(**update: object) -> StudyResults:
     client = ClientLateness(p50_s=0.0004, p99_s=0.0031, max_s=0.006, repeated=0)
     trials = [t.model_copy(update={"client": client}) for t in _small().trials]
     trials[3] = trials[3].model_copy(update={"client": client.model_copy(update={"p99_s": 0.0042, "repeated": 1})})
-    known = {"origin": Origin.LIVE, "noise": [noise], "drift": drift, "cold": cold, "trials": trials}
+    memory = ServerMemory(
+        replays=140, used_bytes=3 * 2**30, left_bytes=2 * 2**30, growth_bytes=12 * 2**20, is_near=True, restarts=1,
+        sentence="the server grew by 12 MiB a trial, 1.9 GiB left: about 160 trials",
+    )  # fmt: skip
+    known = {
+        "origin": Origin.LIVE, "noise": [noise], "drift": drift, "cold": cold, "trials": trials, "server_memory": memory,
+    }  # fmt: skip
     return _changed(**{**known, **update})
 
 

@@ -82,3 +82,11 @@ def test_the_client_s_lateness_is_told_with_the_replays_made_again():
     )
     bare = odd_studies.live(trials=[t.model_copy(update={"client": None}) for t in odd_studies.live().trials])
     assert quality.lag_words(bare) == "The trials did not record how late the client sent."
+
+
+def test_a_server_that_leaked_is_told_in_the_report_with_its_pace():
+    assert quality.memory_words(odd_studies.live()) == (
+        "Over 140 replays: the server grew by 12 MiB a trial, 1.9 GiB left: about 160 trials. "
+        "It was started anew between trials 1 time."
+    )
+    assert quality.memory_words(odd_studies.live(server_memory=None)) is None
