@@ -287,7 +287,7 @@ def simulated_study(trials: int) -> dict[str, Any]:
         "workload": {"family": "rag-bursts", "rates_per_s": [1.0], "prompt_tokens": 4000, "output_tokens": 8},
         "space": {"preset": "ppas", "b_cap": {"low": 512, "high": 16384, "step": 512}},
         "static_budgets": [512, 2048],
-        "tuning_seeds": [0],
+        "tuning_seeds": [0, 1],
         "held_out_seeds": [10, 11],
         "noise_sigma": 0.02,
         "sampler": "random",
