@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: demo test check docs bench clean
+.PHONY: demo test check audit sbom docs bench clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.demo ## Tune P-PAS on the embedded simulator; leaves runs/demo/report.html and runs/demo/export/
@@ -18,8 +18,15 @@ check: ## Every check, without installing anything
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MAKE) audit
 	$(BIN)/pytest -m "not live" -n 3 --dist loadfile
 	$(BIN)/pytest -m live # each starts a real vLLM, which fills the machine: one after the other
+
+audit: ## Licences of everything that the tuner installs, and known vulnerabilities where their service is reachable
+	$(BIN)/python scripts/audit.py
+
+sbom: ## CycloneDX bill of materials of everything that the tuner installs, in build/sbom.cdx.json
+	$(BIN)/python scripts/audit.py --sbom build/sbom.cdx.json
 
 docs: $(VENV)/.docs ## Write the reference pages from the code, and build the documentation into build/docs
 	$(BIN)/python scripts/write_study_reference.py
