@@ -22,6 +22,9 @@ _SCHEDULER: Final = re.compile(r"P-PAS settings: (.+?) \(from (.+?)\); (\w+)")
 _BUDGET: Final = re.compile(r"max_num_batched_tokens=(\d+)")
 _FLAGS: Final = re.compile(r"non-default args: (\{.*\})")
 _TIMEOUT_S: Final = 10.0
+_MAX_BYTES: Final = 16 * 1024 * 1024
+"""More than any server has to say of itself; what lies beyond is not read."""
+_MAX_DIGITS: Final = 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +55,15 @@ class ServerFacts:
 def read_facts(url: str, log: str, *, api_key: str | None = None) -> ServerFacts:
     """What the server at `url` says, and its `log` where there is one. Raises OSError when nobody answers."""
     models = _get_json(f"{url}/v1/models", api_key)
-    served = (models.get("data") or [{}])[0]
+    listed = models.get("data")
+    first = listed[0] if isinstance(listed, list) and listed else None
+    served = first if isinstance(first, dict) else {}
     cache = cache_config(_get(f"{url}/metrics", api_key))
     said = _SCHEDULER.search(log)
     return ServerFacts(
-        vllm_version=_get_json(f"{url}/version", api_key).get("version"),
-        model=served.get("id"),
-        max_model_len=served.get("max_model_len"),
+        vllm_version=_text(_get_json(f"{url}/version", api_key).get("version")),
+        model=_text(served.get("id")),
+        max_model_len=_whole(str(served.get("max_model_len"))),
         kv_blocks=_whole(cache.get("num_gpu_blocks")),
         block_size=_whole(cache.get("block_size")),
         max_num_batched_tokens=_last_number(_BUDGET, log),
@@ -110,23 +115,27 @@ def _flags(log: str) -> dict[str, Any]:
     try:
         flags = ast.literal_eval(found[1]) if found else {}
         json.dumps(flags)
-    except (ValueError, SyntaxError, TypeError):
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
         return {"unparsed": found[1] if found else ""}
     return flags if isinstance(flags, dict) else {}
 
 
 def _last_number(pattern: re.Pattern[str], text: str) -> int | None:
     found = pattern.findall(text)
-    return int(found[-1]) if found else None
+    return _whole(found[-1]) if found else None
 
 
 def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdigit() else None
+    return int(text) if text is not None and text.isdecimal() and len(text) <= _MAX_DIGITS else None
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None
 
 
 def _get_json(url: str, api_key: str | None) -> dict[str, Any]:
     try:
-        data = json.loads(_get(url, api_key) or "{}")
+        data = load_json(_get(url, api_key) or "{}")
     except ValueError:
         return {}
     return data if isinstance(data, dict) else {}
@@ -138,7 +147,7 @@ def _get(url: str, api_key: str | None) -> str:
     request = urllib.request.Request(url, headers=headers)  # noqa: S310 - base_url checked the scheme
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as reply:  # noqa: S310
-            body: bytes = reply.read()
+            body: bytes = reply.read(_MAX_BYTES)
     except urllib.error.HTTPError:
         return ""
     return body.decode(errors="replace")

@@ -48,7 +48,7 @@ KNOWN = {
     "protobuf": {"nothing"},  # says "3-Clause BSD License", no SPDX name, so cyclonedx-py leaves it out
 }
 """Licences that ask for more, each taken for one package alone."""
-_TIMEOUT_S = 180
+_TIMEOUT_S = 90
 
 
 def main() -> int:

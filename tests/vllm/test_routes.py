@@ -100,6 +100,22 @@ def test_without_token_or_settings_file_there_is_nothing_to_see(settings_file: P
     assert client_for(settings_file).get("/ppas/status").status_code == 503
 
 
+def test_the_token_is_in_no_log_and_in_no_answer(settings_file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    token = "s3cret-of-the-route"  # noqa: S105 - a test's
+    client = client_for(settings_file, token)
+    with caplog.at_level("DEBUG"):
+        answers = [
+            client.put("/ppas/settings", json={"ppas": {"b_max": 512, "b_cap": 64}}),
+            client.put("/ppas/settings", json={"ppas": {"b_max": 1}}),
+            client.get("/ppas/settings", headers={"Authorization": f"Bearer {token}x"}),
+            client.get("/ppas/nowhere"),
+        ]
+    assert [answer.status_code for answer in answers] == [200, 422, 401, 404]
+    assert "/ppas/settings" in caplog.text, "the client logs what it asks, so logs are seen"
+    assert token not in caplog.text
+    assert not any(token in answer.text for answer in answers)
+
+
 async def _init(plugin: EndpointPlugin, config: Any) -> None:
     await plugin.init_state(None, SimpleNamespace(), SimpleNamespace(additional_config=config))
 
