@@ -167,6 +167,10 @@ class LiveEvaluator:
         known = {"branch_steps": branches, "steps": steps, "ack": self._ack, "server_memory_bytes": memory_bytes}
         return _record(params, trace, outcome, attempts, **known)
 
+    def forget_deaths(self, settings: Sequence[PolicyParams]) -> None:
+        """Has `settings` tried again: that servers ended under them was not their doing."""
+        self._known_deaths.forget(settings)
+
     @contextlib.contextmanager
     def cold(self, config: Path) -> Iterator[Callable[[PolicyParams, Trace], Replay]]:
         """A fresh server started with exactly the export `config`, nothing live about it; ends the study's server.

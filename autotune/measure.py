@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Final
 
 from autotune import aggregate, choose
 from autotune.compare import COMPARED
+from autotune.live import LiveEvaluator
 from autotune.noise import noise_floor
 from autotune.plan import NOISE_RUNS, Plan
 from autotune.progress import Progress
@@ -24,6 +25,9 @@ from ppas_core.errors import NoResult, PpasError
 from ppas_core.files import write_atomically
 from ppas_core.plain_json import dump_json, load_json
 from ppas_core.policy import PolicyParams
+
+_FAILED_IN_A_ROW: Final = 4
+"""Settings of a live study that may fail one after the other before the reference is asked whether it is their doing."""
 
 
 class Measurement:
@@ -42,6 +46,7 @@ class Measurement:
         self.objectives = plan.spec.objectives
         self.metrics = tuple(dict.fromkeys([*COMPARED, *self.objectives]))
         self.preferred = choose.preferred_metrics(plan.spec.prefer, self.objectives)
+        self._failed_in_a_row: list[PolicyParams] = []
         self.base = self._reference()
         self.noise = self._noise() if plan.evaluator.is_noisy else []
 
@@ -142,7 +147,32 @@ class Measurement:
             server_memory_bytes=told[-1].server_memory_bytes if told else None,
         )
         self.run.save_trial(folder, params, outcome, list(replays.values()))
+        if params != self.plan.reference:
+            self._failed_in_a_row = [] if outcome.reason is None else [*self._failed_in_a_row, params]
+            self._ask_reference(outcome.reason)
         return outcome
+
+    def _ask_reference(self, reason: str | None) -> None:
+        """After many failures in a row on a server: whether the reference still can be measured, on one trace.
+
+        Raises NoResult, which stops the study, when it cannot: then the settings are not to blame, and further ones would
+        be burned. Servers that they ended are then not held against them.
+        """
+        evaluator, reference, failed = self.plan.evaluator, self.plan.reference, self._failed_in_a_row
+        if len(failed) < _FAILED_IN_A_ROW or not isinstance(evaluator, LiveEvaluator):
+            return
+        self._failed_in_a_row = []
+        try:
+            self._values(evaluator.replay(reference, self.plan.tuning[0]))
+        except PpasError as error:
+            evaluator.forget_deaths([*failed, reference])
+            stop = NoResult(
+                f"{len(failed)} settings in a row could not be measured (the last: {reason}), and now the reference "
+                f"{reference.label()} cannot be either, which could at the beginning: {error}; see to the server and its "
+                "machine, then give the same command again"
+            )
+            stop.stops_study = True
+            raise stop from None
 
     def _values(self, replay: Replay) -> dict[str, float]:
         """The objectives' metrics of one replay. Raises NoResult when a request failed."""

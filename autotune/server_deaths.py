@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,15 @@ class Deaths:
     def add(self, params: PolicyParams, reason: str) -> None:
         """Remembers that the server ended under `params`."""
         self._reasons[params] = reason
+        self._write()
+
+    def forget(self, settings: Iterable[PolicyParams]) -> None:
+        """Has `settings` tried again."""
+        for params in settings:
+            self._reasons.pop(params, None)
+        self._write()
+
+    def _write(self) -> None:
         entries = [{"ppas": params.to_dict(), "reason": reason} for params, reason in self._reasons.items()]
         write_atomically(self.file, dump_json(entries, indent=1).encode() + b"\n")
 

@@ -24,7 +24,7 @@ class Behaviour:
     """first_s: to the first token; gap_s: between tokens; tokens_per_event; cached: told cached prompt tokens.
 
     engine: options of the engine, as JSON. by_setting: label to fault, or label@length to the fault of such requests.
-    leak_bytes: kept for ever at every request.
+    leak_bytes: kept for ever at every request. die_while: a file; requests of more than 10 tokens are deadly while it is there.
     """
 
     port: int = 0
@@ -39,6 +39,7 @@ class Behaviour:
     engine: dict[str, Any] | None = None
     by_setting: dict[str, str] = field(default_factory=dict)
     leak_bytes: int = 0
+    die_while: str | None = None
 
 
 class Server:
@@ -111,6 +112,8 @@ class Server:
         if len(prompt) > 10:
             fault = self.behaviour.by_setting.get(setting, fault)
             fault = self.behaviour.by_setting.get(f"{setting}@{len(prompt)}", fault)
+            if self.behaviour.die_while is not None and os.path.exists(self.behaviour.die_while):
+                fault = "die"
         digest = hashlib.sha256(json.dumps(prompt).encode()).hexdigest()
         self.seen.append(
             {

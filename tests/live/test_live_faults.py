@@ -12,6 +12,8 @@ import pytest
 from live_study import REFERENCE, live, logs, own_server, plan_of, settings_seen, static, url_of, write_study
 from traffic import children, clients, is_gone, wait_until
 
+from autotune.heartbeat import SEARCH_STAGE
+from autotune.progress import Silent
 from autotune.results import StudyResults
 from autotune.runfolder import folder_name
 from autotune.sweep import Swept, sweep
@@ -86,6 +88,44 @@ def test_a_setting_that_ended_the_server_is_not_tried_again_by_a_later_process_e
     (run / "servers/deadly.json").unlink()
     shutil.rmtree(run / "sweep" / folder_name(static(256)))
     assert "the server died" in (reasons(sweep(plan_of(path), run))[static(256)] or "")
+
+
+def test_when_the_server_dies_under_every_setting_the_study_stops_and_can_go_on_once_the_machine_is_sound(
+    tmp_path: Path,
+) -> None:
+    broken, run = tmp_path / "broken", tmp_path / "run"
+    server = own_server(tmp_path, die_while=str(broken))
+    path = write_study(tmp_path, server, static_budgets=[256, 384, 512, 640, 768, 896])
+    with pytest.raises(NoResult) as stopped:
+        tune(plan_of(path), run, _BreaksAfterTheReference(broken))
+    said = str(stopped.value)
+    assert "4 settings in a row could not be measured (the last: the server " in said
+    assert f"now the reference {REFERENCE.label()} cannot be either" in said
+    assert said.endswith("then give the same command again")
+    assert len(logs(run)) == 5  # it died under the first, in the next three's warm-up, and in the reference's
+    assert len(list((run / "trials").iterdir())) == 5  # of ten: the reference and four that failed
+    assert not _stand_ins(tmp_path)
+
+    broken.unlink()
+    results = tune(plan_of(path), run)
+    states = [trial.state for trial in results.trials]
+    assert states.count("failed") == 3, "what had been told stays; the fourth and later ones are measured"
+    assert states.count("ok") == len(states) - 3
+
+
+class _BreaksAfterTheReference(Silent):
+    """Makes a file as soon as the search's first trial, which is the reference, is done."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.searching = False
+
+    def begin(self, stage: str, total: int, done: int = 0) -> None:
+        self.searching = stage == SEARCH_STAGE
+
+    def advance(self, note: str = "") -> None:
+        if self.searching:
+            self.file.touch()
 
 
 def test_a_server_that_ends_between_trials_is_replaced_at_nobodys_expense(tmp_path: Path) -> None:
