@@ -23,23 +23,26 @@ LEAST_SAMPLES = 4
 class Bound:
     """How much a quantity may grow over the second half.
 
-    Either absolute in its own unit, or in per cent of its median there, or absolute per step (per trial).
+    Either absolute in its own unit, or in per cent of its median there, or absolute per step (per trial); none of them
+    for what is told only, not judged.
     """
 
     absolute: float | None = None
     percent: float | None = None
     per_step: float | None = None
 
-    def value(self, level: float, steps: float) -> float:
+    def value(self, level: float, steps: float) -> float | None:
         """The bound in the quantity's unit."""
-        if self.absolute is not None:
-            return self.absolute
-        return abs(level) * self.percent / 100 if self.percent is not None else (self.per_step or 0.0) * steps
+        if self.percent is not None:
+            return abs(level) * self.percent / 100
+        return self.absolute if self.per_step is None else self.per_step * steps
 
     def words(self) -> str:
-        if self.absolute is not None:
-            return f"{self.absolute:g}"
-        return f"{self.percent:g} %" if self.percent is not None else f"{self.per_step:g} a trial"
+        if self.percent is not None:
+            return f"{self.percent:g} %"
+        if self.per_step is not None:
+            return f"{self.per_step:.4g} a trial"
+        return "–" if self.absolute is None else f"{self.absolute:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +58,12 @@ class Verdict:
     growth: float
     low: float
     high: float
-    bound: float
+    bound: float | None
     bound_words: str
 
     @property
     def flat(self) -> bool:
-        return self.samples >= LEAST_SAMPLES and self.high <= self.bound
+        return self.bound is None or (self.samples >= LEAST_SAMPLES and self.high <= self.bound)
 
     @property
     def growth_pct(self) -> float:
@@ -103,12 +106,12 @@ def table(verdicts: Sequence[Verdict]) -> str:
     head = f"{'':34} {'first':>9} {'level':>9}  {'growth over the second half, 95 %':>36} {'bound':>14}"
     lines = [head]
     for v in verdicts:
+        name = f"{v.name}, {v.unit}" if v.unit else v.name
         if v.samples < LEAST_SAMPLES:
-            lines.append(f"{f'{v.name}, {v.unit}':34} too few samples ({v.samples})")
+            lines.append(f"{name:34} too few samples ({v.samples})")
             continue
         growth = f"{v.growth:+.4g} [{v.low:+.4g}, {v.high:+.4g}] ({v.growth_pct:+.1f} %)"
-        said = "flat" if v.flat else "NOT FLAT" if v.low > v.bound else "not shown flat"
-        lines.append(
-            f"{f'{v.name}, {v.unit}':34} {v.first:9.4g} {v.level:9.4g}  {growth:>36} {v.bound_words:>14}  {said}"
-        )
+        said = "flat" if v.flat else "not shown flat" if v.low <= (v.bound or 0.0) else "NOT FLAT"
+        said = "" if v.bound is None else said
+        lines.append(f"{name:34} {v.first:9.4g} {v.level:9.4g}  {growth:>36} {v.bound_words:>14}  {said}".rstrip())
     return "\n".join(lines)

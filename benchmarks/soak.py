@@ -8,7 +8,8 @@ a few times a second. A sample sums up what was seen since the last one: of memo
 comes and goes is no leak), of replay clients, each of which lives for one replay, the largest. `flatness.py` judges the second
 half of the search. Exit code 1 when anything is not flat, when a process is left behind, or when the study failed.
 
-Memory of the tuner may grow by what it keeps of each trial; all other bounds hold whatever the number of trials.
+Memory of the tuner may grow by what it keeps of each trial; all other bounds hold whatever the number of trials. Wall time
+per trial is told but not judged: it says what else the machine did. CPU time suffers from that, too, but less.
 """
 
 from __future__ import annotations
@@ -35,10 +36,14 @@ import psutil
 import yaml
 from flatness import Bound, Verdict, judge, table
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from ppas_core.plain_json import dump_json
+
 ROOT = Path(__file__).resolve().parents[1]
 SEARCH_STAGE = "Searching"
 MIB = 2**20
-TUNER_KIB_A_TRIAL = 24
+TUNER_KIB_A_TRIAL = 12
 """What the tuner may keep in memory of each trial."""
 
 COUNT, MEMORY, TIME = Bound(absolute=0.5), Bound(percent=2), Bound(percent=10)
@@ -57,7 +62,7 @@ LEVELS: tuple[tuple[str, str, str, Bound], ...] = (
 )
 """Key of a sample, what it is, its unit, and by how much it may grow over the second half."""
 RATES: tuple[tuple[str, str, str, float, Bound], ...] = (
-    ("at_s", "wall time per trial", "ms", 1000, TIME),
+    ("at_s", "wall time per trial", "ms", 1000, Bound()),
     ("tuner_cpu_s", "tuner: CPU per trial", "ms", 1000, TIME),
     ("server_cpu_s", "server: CPU per trial", "ms", 1000, TIME),
     ("run_bytes", "run folder per trial", "KiB", 1 / 1024, TIME),
@@ -373,9 +378,9 @@ def main() -> int:
         report = soak(folder, options.simulated, options.live_minutes, options.sampler, options.samples)
         log = (folder / "study.log").read_text(errors="replace")
     if options.output is not None:
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
+        options.output.write_text(dump_json(report, indent=1) + "\n")
     if options.json:
-        print(json.dumps(report, indent=1))
+        print(dump_json(report, indent=1))
     else:
         print(report.pop("table"))
     if report["exit_code"] != 0:
