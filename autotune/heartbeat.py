@@ -122,6 +122,8 @@ class Heartbeat:
                 "process_start": process_start(os.getpid()),
                 "started_at": self._started_at,
                 "updated_at": _now(),
+                "updated_monotonic_s": time.monotonic(),  # for a reader on this machine, whose clock may be set meanwhile
+                "boot_id": boot_id(),
                 "stages": [dict(stage) for stage in self._stages],
                 "note": self._note,
                 "step_s": pace.step_s if pace else None,
@@ -138,6 +140,14 @@ def process_start(pid: int) -> str | None:
     except OSError:
         return None
     return stat.rpartition(")")[2].split()[19]
+
+
+def boot_id() -> str | None:
+    """What tells this start of the machine from others: its monotonic clocks can be compared. None where it is unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return None
 
 
 def _now() -> str:

@@ -9,6 +9,7 @@ import datetime
 import fcntl
 import math
 import os
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from autotune import aggregate, choose
-from autotune.heartbeat import FILE, SEARCH_STAGE, process_start
+from autotune.heartbeat import FILE, SEARCH_STAGE, boot_id, process_start
 from autotune.results import StudyResults
 from autotune.spec import StudySpec, TraceFiles, load_spec
 from ppas_core.errors import InvalidInput, PpasError
@@ -145,7 +146,7 @@ class Watch:
             stage_eta_s=stage_eta_s,
             eta_s=self._eta_s(str(current["stage"]), stage_eta_s, trials),
             started_at=beat.get("started_at"),
-            updated_s_ago=_seconds_since(beat.get("updated_at")),
+            updated_s_ago=_seconds_since(beat),
             verdict=self._verdict(state, best),
             trials=trials,
         )
@@ -315,9 +316,15 @@ def _number(value: object) -> float | None:
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def _seconds_since(time: object) -> float | None:
+def _seconds_since(beat: Mapping[str, Any]) -> float | None:
+    """How long ago `beat` was written: by the monotonic clock where it was on this machine, whatever its clock was set to
+    meanwhile; else by the date, and never in the future.
+    """
+    here, then_s = boot_id(), _number(beat.get("updated_monotonic_s"))
+    if here is not None and beat.get("boot_id") == here and then_s is not None:
+        return max(0.0, time.monotonic() - then_s)
     try:
-        then = datetime.datetime.fromisoformat(str(time))
+        then = datetime.datetime.fromisoformat(str(beat.get("updated_at")))
         return max(0.0, (datetime.datetime.now(datetime.UTC) - then).total_seconds())
     except (ValueError, TypeError):
         return None
