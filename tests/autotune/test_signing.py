@@ -148,6 +148,15 @@ def test_an_export_without_signature_beside_a_signed_one_is_told(run: Path, key:
     assert findings(run, key) == set()
 
 
+def test_an_export_written_elsewhere_is_signed_there_and_leaves_the_runs_own_alone(
+    run: Path, key: Path, tmp_path: Path
+) -> None:
+    before = (run / "export" / SIGNATURE_FILE).read_bytes()
+    assert ppas("export", run, "--trial", "1", "--output", tmp_path / "out", "--sign", key).exit_code == 0
+    assert findings(tmp_path / "out", key) == findings(run, key) == set()
+    assert (run / "export" / SIGNATURE_FILE).read_bytes() == before
+
+
 def test_a_report_that_is_written_again_leaves_the_signature_good(run: Path, key: Path) -> None:
     assert ppas("report", run).exit_code == 0
     assert findings(run, key) == set()
