@@ -1,7 +1,8 @@
 """Ctrl-C that cannot get lost: an interrupt raised inside a library's callback may be swallowed there.
 
 Python raises KeyboardInterrupt wherever it happens to be; in a finaliser or a weak reference's callback it is printed and
-forgotten. So the wish is remembered as well, and long loops ask for it.
+forgotten. So the wish is remembered as well, and long loops ask for it. SIGTERM may be heeded in the same way; it is not
+forgiven, since who sends it waits for the end.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 _requested = threading.Event()
+_for_good = threading.Event()
 
 
 @contextlib.contextmanager
@@ -27,6 +29,7 @@ def remembered() -> Iterator[None]:
     finally:
         signal.signal(signal.SIGINT, before)
         _requested.clear()
+        _for_good.clear()
 
 
 def check() -> None:
@@ -35,11 +38,33 @@ def check() -> None:
         raise KeyboardInterrupt
 
 
+def is_asked() -> bool:
+    """Whether an interrupt was asked for that nobody forgave."""
+    return _requested.is_set()
+
+
+def is_for_good() -> bool:
+    """Whether the process is to end at once, and not to finish with what there is."""
+    return _for_good.is_set()
+
+
+def heed_sigterm() -> None:
+    """From now on SIGTERM raises KeyboardInterrupt too. For the main thread; else does nothing."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _on_sigterm)
+
+
 def forgive() -> None:
     """Forgets an interrupt that was heeded; the next one counts anew."""
     _requested.clear()
 
 
 def _on_sigint(_number: int, _frame: FrameType | None) -> None:
+    _requested.set()
+    raise KeyboardInterrupt
+
+
+def _on_sigterm(_number: int, _frame: FrameType | None) -> None:
+    _for_good.set()
     _requested.set()
     raise KeyboardInterrupt

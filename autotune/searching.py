@@ -70,14 +70,18 @@ class Searching:
             except KeyboardInterrupt:
                 if len(done) < len(plan.in_space):
                     raise  # there is nothing to compare yet
-                interrupt.forgive()
-                self._hurried = True
-                self.cut = f"Ctrl-C ended the search after {len(done)} of {total} settings; the same command goes on"
-                progress.end()
-                progress.begin("Ctrl-C: finishing with what there is; once more stops at once", 1)
+                self._hurry(f"Ctrl-C ended the search after {len(done)} of {total} settings; the same command goes on")
                 break
         progress.end()
         return done
+
+    def _hurry(self, cut: str) -> None:
+        """Heeds Ctrl-C: the study is finished with what there is. cut: that in words."""
+        interrupt.forgive()
+        self._hurried = True
+        self.cut = cut
+        self._study.progress.end()
+        self._study.progress.begin("Ctrl-C: finishing with what there is; once more stops at once", 1)
 
     def _ends(self, done: list[SearchTrial], budget_s: float | None, spent_s: float, total: int) -> str | None:
         """Why the search ends before its last trial, in words; None while it goes on."""

@@ -1,7 +1,8 @@
-"""What this machine computes on: the name of its GPU, or of its processor where it has none."""
+"""What this process computes on: the name of its GPU, or of its processor where it has none."""
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import subprocess
@@ -13,7 +14,10 @@ _TIMEOUT_S: Final = 20.0
 
 
 def device_name() -> str:
-    """As a profile names it: `2 x NVIDIA H200`, or `CPU: …`. Asks nvidia-smi; never a host name."""
+    """As a profile names it: `2 x NVIDIA H200`, or `CPU: …`. Asks nvidia-smi; never a host name.
+
+    Of the GPUs that `CUDA_VISIBLE_DEVICES` leaves to this process: a host may have unlike ones.
+    """
     gpus = _nvidia_gpus()
     if not gpus:
         return f"CPU: {_processor()}"
@@ -30,13 +34,26 @@ def _nvidia_gpus() -> list[str]:
         return []
     try:
         found = subprocess.run(  # noqa: S603 - a program of the system, with fixed words
-            [program, "--query-gpu=name", "--format=csv,noheader"],
+            [program, "--query-gpu=index,uuid,name", "--format=csv,noheader"],
             capture_output=True, text=True, timeout=_TIMEOUT_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.SubprocessError):
         return []
-    lines = [line.strip() for line in found.stdout.splitlines() if line.strip()]
-    return lines if found.returncode == 0 else []
+    if found.returncode != 0:
+        return []
+    rows = [[part.strip() for part in line.split(",", 2)] for line in found.stdout.splitlines()]
+    gpus = [(row[0], row[1], row[2]) for row in rows if len(row) == 3]
+    return _visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def _visible(gpus: list[tuple[str, str, str]], wanted: str | None) -> list[str]:
+    """Names of the GPUs, given as index, UUID and name, that `wanted` names; all where it names a part of a GPU."""
+    if wanted is None:
+        return [name for _, _, name in gpus]
+    chosen = [part.strip() for part in wanted.split(",")]
+    if any(part.startswith("MIG-") for part in chosen):
+        return [name for _, _, name in gpus]
+    return [name for part in chosen for index, uuid, name in gpus if part == index or (part and uuid.startswith(part))]
 
 
 def _processor() -> str:

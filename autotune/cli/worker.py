@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.markup import escape
 
+from autotune import interrupt
 from autotune.cli import console, server_options
 from autotune.distributed.beats import HEARTBEAT_S
 from autotune.distributed.per_gpu import parse_gpus, run_workers
@@ -58,9 +58,13 @@ def storage_url(storage: str | None, heartbeat: str | None) -> StorageUrl | None
 
 
 def make_shared(where: StorageUrl, heartbeat: str | None) -> Shared:
-    """The shared part of a study at `where`; its messages go to stderr. Raises InvalidInput."""
+    """The shared part of a study at `where`; its messages go to stderr. Raises InvalidInput.
+
+    From now on SIGTERM gives the trial back, as Ctrl-C does: Slurm and Kubernetes end jobs so.
+    """
     from autotune.distributed.work import Shared
 
+    interrupt.heed_sigterm()
     heartbeat_s = HEARTBEAT_S if heartbeat is None else parse_duration_s(heartbeat)
     shared = Shared(where, say=_say, heartbeat_s=heartbeat_s)
     _ = shared.storage  # before a server is started or a folder made
@@ -102,8 +106,8 @@ def worker(
     if where is None:
         raise InvalidInput(f"no storage is given; give --storage postgresql://…, or set {VARIABLE}")
     path = run or Path("runs") / f"{spec.name}.worker"
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # Slurm and Kubernetes end jobs so
     if gpus is not None:
+        interrupt.heed_sigterm()
         if server_url is not None:
             raise InvalidInput("--gpus starts a server per GPU, --server-url joins one; give one of them")
         further = [*_given("--time-budget", time_budget), *_given("--heartbeat", heartbeat)]
@@ -114,7 +118,7 @@ def worker(
         }
         code = run_workers(commands, {VARIABLE: storage or ""}, _say)
         if code:
-            raise typer.Exit(code if code > 0 else console.NO_RESULT)
+            raise typer.Exit(code)
         return
     server = server_options.server_block(spec, server_url, settings_file, token_file)
     changed = {key: value for key, value in {"server": server, "time_budget": time_budget}.items() if value is not None}

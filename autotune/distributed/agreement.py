@@ -1,25 +1,32 @@
 """Who may take part in a shared study: those with the same plan, on a like machine.
 
 The first process that registers sets the plan; every other one must have the same study, space, reference and traces, and
-a machine that measures alike: model, flags, vLLM and GPU of a live study, the simulator's profile of a simulated one.
+a machine that measures alike: model, flags, vLLM and GPU of a live study, the simulator's profile of a simulated one; and
+the same release of this package, since another one may measure in another way. What two machines say of themselves may be
+alike and what they measure not: `apart` compares their measurements of the reference.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from autotune import aggregate
 from autotune.calibration.device import device_name
 from autotune.export.common import sha256
 from autotune.plan import Plan
 from autotune.records import Origin
 from autotune.runfolder import identity
+from autotune.study import Outcome
+from ppas_core import __version__
 from ppas_core.errors import InvalidInput
 from ppas_core.plain_json import dump_json, load_json
 
 _OF_ONE_MACHINE: Final = ("url", "wrapper", "environment", "server_starts", "server")
 """What may differ between like machines: where the server is, and how it is started there."""
+MOST_APART: Final = 2.0
+"""The reference of a like machine measures at most this many times as much as the first worker's, or as little."""
 _FACTS: Final = ("vllm_version", "max_model_len", "block_size")
 _COUNT: Final = re.compile(r"\b\d+ x ")
 _SECRET_FLAG: Final = re.compile(r"^--?(?:api|.*key|.*token|.*password)", re.IGNORECASE)
@@ -41,7 +48,7 @@ def agreed_plan(plan: Plan) -> dict[str, Any]:
 def fingerprint(plan: Plan) -> dict[str, Any]:
     """What must be alike where two workers measure, as plain JSON values; of a live study once its server was up."""
     told = plan.evaluator.describe()
-    found = {key: value for key, value in told.items() if key not in _OF_ONE_MACHINE}
+    found = {"ppas": __version__} | {key: value for key, value in told.items() if key not in _OF_ONE_MACHINE}
     if "flags" in found:
         found["flags"] = _without_secrets(found["flags"])
     if plan.evaluator.origin is Origin.LIVE:
@@ -65,15 +72,31 @@ def require_same(kind: str, theirs: Mapping[str, Any], ours: Mapping[str, Any], 
     """
     for key in dict.fromkeys([*theirs, *ours]):
         if theirs.get(key) != ours.get(key):
-            remedy = (
-                "take the same study file, or another name for the study"
-                if kind == "plan"
-                else "measure on like machines only, or begin a study of its own here"
-            )
+            if kind == "plan":
+                remedy = "take the same study file, or another name for the study"
+            elif key == "ppas":
+                remedy = "install the same release everywhere, or begin a study of another name"
+            else:
+                remedy = "measure on like machines only, or begin a study of its own here"
             raise InvalidInput(
                 f"{where} was begun with another {kind}: {key} is {_short(theirs.get(key))} there, "
                 f"{_short(ours.get(key))} here; {remedy}"
             )
+
+
+def apart(theirs: Outcome, ours: Outcome, objectives: Sequence[str]) -> float:
+    """How much worse the reference measures here than there, as the ratio of a trial to its reference: above 1 is worse."""
+    return aggregate.geometric_mean(aggregate.objective(name, ours.regimes, theirs.regimes) for name in objectives)
+
+
+def require_alike(ratio: float, where: str) -> None:
+    """Raises InvalidInput when machines whose references are `ratio` apart (see `apart`) can not be called alike."""
+    if not 1 / MOST_APART <= ratio <= MOST_APART:
+        raise InvalidInput(
+            f"{where}: the reference measures {ratio:.2g} times here what it measured on the machine that began, though both "
+            f"say the same of themselves; allowed: {1 / MOST_APART:g} to {MOST_APART:g} times. Look for another user of the "
+            "GPU, or for a limit on its power, here and there"
+        )
 
 
 def _without_secrets(flags: list[str]) -> list[str]:

@@ -29,9 +29,10 @@ def parse_gpus(text: str) -> list[str]:
 def run_workers(
     commands: Mapping[str, Sequence[str]], environment: Mapping[str, str], say: Callable[[str], None]
 ) -> int:
-    """Runs a command per GPU, each seeing that one alone; returns the worst exit code.
+    """Runs a command per GPU, each seeing that one alone, numbered as nvidia-smi numbers them; returns the worst exit code.
 
-    A worker that fails leaves the others running: its trials go to them. An interrupt ends all, and waits for them.
+    A worker that signal N ended counts as 128 + N. One that fails leaves the others running: its trials go to them. An
+    interrupt ends all, and waits for them.
     """
     workers: dict[str, subprocess.Popen[str]] = {}
     readers: list[threading.Thread] = []
@@ -39,13 +40,14 @@ def run_workers(
         for gpu, command in commands.items():
             workers[gpu] = subprocess.Popen(  # noqa: S603 - this program again
                 [sys.executable, "-m", "autotune.entry", *command],
-                env={**os.environ, **environment, "CUDA_VISIBLE_DEVICES": gpu},
+                env={**os.environ, **environment, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": gpu},
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                 start_new_session=True,
             )  # fmt: skip
             readers.append(threading.Thread(target=_pass_on, args=(gpu, workers[gpu], say), daemon=True))
             readers[-1].start()
-        return max(worker.wait() for worker in workers.values())
+        codes = [worker.wait() for worker in workers.values()]
+        return max(code if code >= 0 else 128 - code for code in codes)
     finally:
         for worker in workers.values():
             if worker.poll() is None:

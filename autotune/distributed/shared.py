@@ -10,6 +10,7 @@ plan, its machine and its own measurement of the reference. The first of them is
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from typing import Any, Final
 import optuna
 from optuna.exceptions import DuplicatedStudyError, UpdateFinishedTrialError
 from optuna.storages import BaseStorage
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from autotune.distributed import agreement
@@ -28,6 +30,7 @@ from autotune.distributed.url import StorageUrl
 from autotune.plan import Plan
 from autotune.results import Arm
 from autotune.study import MEASURED, Evaluate, Outcome, Search, SearchTrial, make_sampler
+from ppas_core.errors import InvalidInput
 from ppas_core.policy import PolicyParams
 from search_spaces.space import Space
 
@@ -61,7 +64,8 @@ def register(
 
     Raises InvalidInput when this worker's plan or machine is another than the first one's.
     """
-    study = _open_study(storage, f"{plan.spec.name}.workers", 1)
+    said = f"the study {plan.spec.name!r} in {where}"
+    study = _open_study(storage, f"{plan.spec.name}.workers", 1, said)
     ours = {"plan": agreement.agreed_plan(plan), "machine": agreement.fingerprint(plan)}
     mine = {
         "name": name,
@@ -70,16 +74,31 @@ def register(
         "trials": len(plan.in_space) + plan.spec.trials,
         "heartbeat_s": heartbeat_s,
     }
-    known = _workers(study)
-    said = f"the study {plan.spec.name!r} in {where}"
+    known = _workers(study, said)
     if known:
         _require_same(next(iter(known.values())), ours, said)
+        agreement.require_alike(agreement.apart(next(iter(known.values())).base, base, plan.spec.objectives), said)
+    else:
+        _require_unused(storage, plan.spec.name, said)
     if name not in known:
         study.add_trial(optuna.create_trial(state=TrialState.FAIL, user_attrs=mine))
-        known = _workers(study)
+        known = _workers(study, said)
     first = next(iter(known.values()))
     _require_same(first, ours, said)  # another one may have been first by a moment
     return first, known[name]
+
+
+def _require_unused(storage: BaseStorage, name: str, where: str) -> None:
+    """Raises InvalidInput when the study has trials though no worker of ours ever registered."""
+    with contextlib.suppress(KeyError):
+        if optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False):
+            raise _of_others(where)
+
+
+def _of_others(where: str) -> InvalidInput:
+    return InvalidInput(
+        f"{where} holds what another program put there; give the study another name, or name another database"
+    )
 
 
 def _require_same(first: Worker, ours: dict[str, dict[str, Any]], where: str) -> None:
@@ -103,6 +122,7 @@ class SharedSearch(Search):
         seed: int,
         deterministic: bool,
         known: Sequence[tuple[Arm, PolicyParams]],
+        where: StorageUrl,
         say: Callable[[str], None],
     ) -> None:
         self._space = space
@@ -116,9 +136,10 @@ class SharedSearch(Search):
         self._watch = Watch(first_worker.heartbeat_s)
         self._heartbeat_s = first_worker.heartbeat_s
         self._stale: frozenset[int] = frozenset()
-        self._workers = _open_study(storage, f"{name}.workers", 1)
+        said = f"the study {name!r} in {where}"
+        self._workers = _open_study(storage, f"{name}.workers", 1, said)
         self._bases = {entry.name: entry.base for entry in _workers(self._workers).values()}
-        self._study = _open_study(storage, name, len(self._objectives))
+        self._study = _open_study(storage, name, len(self._objectives), said)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
             self._study.set_metric_names(list(self._objectives))
@@ -378,30 +399,39 @@ def _attempt(trial: FrozenTrial) -> Attempt:
     )
 
 
-def _workers(study: optuna.Study) -> dict[str, Worker]:
-    """Name to worker, in the order in which they registered."""
+def _workers(study: optuna.Study, where: str = "") -> dict[str, Worker]:
+    """Name to worker, in the order in which they registered. Raises InvalidInput when others wrote there."""
     found: dict[str, Worker] = {}
     for trial in study.get_trials(deepcopy=False):
-        attrs = trial.user_attrs
-        if (name := attrs["name"]) not in found:
-            found[name] = Worker(
-                name=name,
-                ordinal=trial.number,
-                plan=attrs["plan"],
-                machine=attrs["machine"],
-                base=Outcome.from_dict(attrs["base"]),
-                trials=int(attrs["trials"]),
-                heartbeat_s=float(attrs["heartbeat_s"]),
-            )
+        try:
+            found.setdefault(trial.user_attrs["name"], _worker(trial.number, trial.user_attrs))
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise _of_others(where) from None
     return found
 
 
-def _open_study(storage: BaseStorage, name: str, objectives: int) -> optuna.Study:
+def _worker(number: int, attrs: dict[str, Any]) -> Worker:
+    return Worker(
+        name=attrs["name"],
+        ordinal=number,
+        plan=attrs["plan"],
+        machine=attrs["machine"],
+        base=Outcome.from_dict(attrs["base"]),
+        trials=int(attrs["trials"]),
+        heartbeat_s=float(attrs["heartbeat_s"]),
+    )
+
+
+def _open_study(storage: BaseStorage, name: str, objectives: int, where: str) -> optuna.Study:
+    """The study, made where it is missing. Raises InvalidInput when it is one of another program."""
+    found: optuna.Study | None = None
     for _ in range(3):  # an answer may have got lost, or another one was quicker
-        try:
-            return optuna.create_study(
+        with contextlib.suppress(DuplicatedStudyError):
+            found = optuna.create_study(
                 study_name=name, storage=storage, directions=["minimize"] * objectives, load_if_exists=True
             )
-        except DuplicatedStudyError:
-            continue
-    return optuna.load_study(study_name=name, storage=storage)
+            break
+    found = found or optuna.load_study(study_name=name, storage=storage)
+    if found.directions != [StudyDirection.MINIMIZE] * objectives:
+        raise _of_others(where)
+    return found

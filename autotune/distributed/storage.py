@@ -17,6 +17,7 @@ from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, GrpcStorageProxy, RDBStorage, get_storage
 from sqlalchemy import exc
 
+from autotune import interrupt
 from autotune.distributed.url import StorageUrl
 from ppas_core.errors import InvalidInput, NoResult
 
@@ -25,14 +26,27 @@ T = TypeVar("T")
 OUTAGE_S: Final = 900.0
 """How long a storage may be away before a worker gives up."""
 _LONGEST_WAIT_S: Final = 10.0
+_TRIES_AT_THE_END: Final = 2
 _SAY_EVERY_S: Final = 30.0
 _CONNECT_S: Final = 10
-_DRIVERS: Final = {"postgresql": "psycopg[binary]", "mysql": "pymysql", "grpc": "grpcio and protobuf"}
+_SILENT_S: Final = 60
+"""How long a connection may be silent while an answer is awaited: then the network lost it without a word."""
+_CONNECT: Final[dict[str, dict[str, int]]] = {
+    "postgresql": {
+        "connect_timeout": _CONNECT_S, "tcp_user_timeout": 1000 * _SILENT_S,
+        "keepalives_idle": _SILENT_S // 2, "keepalives_interval": 10, "keepalives_count": 3,
+    },
+    "mysql": {"connect_timeout": _CONNECT_S, "read_timeout": _SILENT_S, "write_timeout": _SILENT_S},
+}  # fmt: skip
+"""What the drivers are told beside the URL."""
+_DRIVERS: Final = {"postgresql": "psycopg[binary]", "mysql": "pymysql[rsa]", "grpc": "grpcio and protobuf"}
 _OF_THE_USER: Final = (
     "authentication failed", "no password supplied", "does not exist", "access denied", "unknown database",
     "could not translate host name", "failed to resolve host", "unable to open database file", "permission denied",
 )  # fmt: skip
 """Words of a database that will say the same however long one waits."""
+_IN_THE_WAY: Final = ("deadlock", "lock wait timeout", "could not serialize")
+"""Words of a database that is there, and had two workers write at once: the next try is one of them alone."""
 
 _LOST: Final = (
     exc.OperationalError, exc.InterfaceError, exc.TimeoutError,
@@ -43,6 +57,8 @@ _LOST: Final = (
 @dataclass(slots=True)
 class Patience:
     """Tries again what failed because the storage was away: after 0.2 s, 0.4 s … 10 s, for `outage_s` in all.
+
+    Once the process was asked to end it gives up within a second: a trial that cannot be given back goes stale, and is found.
 
     say: told when the storage goes away, every 30 s while it is, and when it is back; once for all threads.
     """
@@ -69,7 +85,12 @@ class Patience:
                     raise
                 if opening and any(words in reason.lower() for words in _OF_THE_USER):
                     raise InvalidInput(f"storage {self.where}: {reason}; check its URL and its users") from None
-                self._note_away(reason)
+                if interrupt.is_asked() and tries >= _TRIES_AT_THE_END:
+                    raise NoResult(
+                        f"storage {self.where}: is away ({reason}), and this process was asked to end"
+                    ) from None
+                if not any(words in reason.lower() for words in _IN_THE_WAY):
+                    self._note_away(reason)
                 if self._gave_up or self.clock() - began >= self.outage_s:
                     self._gave_up = True
                     raise NoResult(
@@ -111,7 +132,25 @@ def open_storage(where: StorageUrl, patience: Patience) -> BaseStorage:
         ) from None
     except exc.SQLAlchemyError as error:
         raise InvalidInput(f"storage {where}: {_first_line(error)}; check its URL") from None
+    except RuntimeError as error:
+        if (reason := _of_the_versions(str(error))) is None:
+            raise
+        raise InvalidInput(f"storage {where}: {reason}") from None
     return _patient(inner, patience)
+
+
+def _of_the_versions(text: str) -> str | None:
+    """An error of Optuna or of a driver about versions, in our words and with the remedy; None for another one."""
+    if "table schema" in text:
+        if "storage upgrade" in text:
+            return (
+                "its tables are those of an older Optuna; with no worker running give `optuna storage upgrade --storage URL`, "
+                "where the URL names the driver (postgresql+psycopg://…, mysql+pymysql://…), or name an empty database"
+            )
+        return "its tables are those of a newer Optuna; install that version here too, or name an empty database"
+    if "cryptography" in text:
+        return "its way of checking passwords needs the package cryptography; install ppas-autotune[distributed]"
+    return None
 
 
 def _proxy(where: StorageUrl) -> BaseStorage:
@@ -124,9 +163,10 @@ def _proxy(where: StorageUrl) -> BaseStorage:
 def _database(where: StorageUrl) -> BaseStorage:
     if where.kind == "sqlite":
         return _made(lambda: _sqlite(where))
-    timeout = {"connect_timeout": _CONNECT_S}
     # Asked before use: a connection from before an outage is replaced without a failure.
-    return _made(lambda: RDBStorage(where.full, engine_kwargs={"pool_pre_ping": True, "connect_args": timeout}))
+    return _made(
+        lambda: RDBStorage(where.full, engine_kwargs={"pool_pre_ping": True, "connect_args": _CONNECT[where.kind]})
+    )
 
 
 def _made(make: Callable[[], RDBStorage]) -> BaseStorage:

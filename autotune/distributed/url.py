@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from ppas_core.errors import InvalidInput
 
@@ -23,6 +23,9 @@ _DRIVERS: Final = {
 _GRPC_PORT: Final = 13000
 """Where Optuna's proxy listens unless told otherwise."""
 _PASSWORD: Final = re.compile(r"(?P<head>\w[\w+.-]*://[^\s/:@]*:)\S+(?=@)")
+_ENCODED: Final = re.compile(r"[^:/@?#\s]*(?::[^/@?#\s]*)?@[^@]*(?:\?.*)?", re.DOTALL)
+"""User, password and host as a URL has them: what would end a part of it is written as %40 and the like."""
+_RAW: Final = re.compile(r"(?P<user>[^:/@]*):(?P<password>.+)@(?P<host>[^@]*)", re.DOTALL)
 _IN_QUERY: Final = re.compile(r"(?P<head>[?&](?:\w*password|\w*secret|\w*token)=)[^&\s]+", re.IGNORECASE)
 
 
@@ -43,7 +46,10 @@ class StorageUrl:
 
     @classmethod
     def parse(cls, text: str) -> StorageUrl:
-        """`postgresql://`, `mysql://`, `sqlite:///FILE` or `grpc://HOST:PORT`. Raises InvalidInput."""
+        """`postgresql://`, `mysql://`, `sqlite:///FILE` or `grpc://HOST:PORT`. Raises InvalidInput.
+
+        A password that was written as it is, with `@` or `/` in it, is encoded here.
+        """
         scheme, separator, rest = text.partition("://")
         driver = _DRIVERS.get(scheme)
         if not separator or driver is None or not rest:
@@ -51,7 +57,7 @@ class StorageUrl:
                 f"storage is {redacted(text)!r}; allowed: postgresql://USER@HOST/DATABASE, mysql://USER@HOST/DATABASE, "
                 "grpc://HOST:PORT, and for one machine sqlite:///FILE"
             )
-        found = cls(f"{driver}://{rest}", driver.partition("+")[0])
+        found = cls(f"{driver}://{_encoded(rest)}", driver.partition("+")[0])
         if found.kind == "sqlite" and (not rest.startswith("/") or rest == "/"):
             raise InvalidInput(f"storage is {redacted(text)!r}; a file is named as sqlite:///FILE")
         if found.kind == "grpc":
@@ -74,3 +80,11 @@ class StorageUrl:
 
     def __repr__(self) -> str:
         return f"StorageUrl({str(self)!r})"
+
+
+def _encoded(rest: str) -> str:
+    """What follows `://`, with a password in it that nobody encoded encoded: it would be cut off at its first `/` or `@`."""
+    found = _RAW.fullmatch(rest)
+    if found is None or _ENCODED.fullmatch(rest):
+        return rest
+    return f"{found['user']}:{quote(found['password'], safe='')}@{found['host']}"

@@ -12,6 +12,7 @@ from typing import Final
 from optuna.storages import BaseStorage
 
 from autotune import interrupt
+from autotune.distributed import agreement
 from autotune.distributed.beats import HEARTBEAT_S
 from autotune.distributed.shared import SharedSearch, register
 from autotune.distributed.storage import OUTAGE_S, Patience, open_storage
@@ -24,6 +25,7 @@ from autotune.progress import Progress
 from autotune.runfolder import RunFolder, open_run
 from autotune.searching import Searching, note
 from autotune.study import Search, SearchTrial
+from ppas_core.errors import NoResult
 from ppas_core.files import write_atomically
 
 _NAME_FILE: Final = "worker.txt"
@@ -63,6 +65,7 @@ class Shared:
         first, worker = register(
             storage, plan, _name(study.run), study.base, where=self.where, heartbeat_s=self._heartbeat_s
         )
+        self._say_apart(agreement.apart(first.base, study.base, study.objectives), study)
         return SharedSearch(
             storage,
             plan.spec.name,
@@ -74,8 +77,19 @@ class Shared:
             seed=plan.spec.seed,
             deterministic=not plan.evaluator.is_noisy,
             known=plan.in_space,
+            where=self.where,
             say=self._say,
         )
+
+    def _say_apart(self, ratio: float, study: Measurement) -> None:
+        """Says how far the reference is from the first worker's, where the noise does not explain it."""
+        visible_pct = max((entry.visible_pct for entry in study.noise), default=0.0)
+        apart_pct = 100 * (ratio - 1)
+        if abs(apart_pct) > visible_pct:
+            self._say(
+                f"the reference measures {apart_pct:+.1f} % here against the machine that began, more than its noise explains "
+                f"({visible_pct:.1f} %); trials are compared as ratios to the reference of their own machine"
+            )
 
     def searching(self, study: Measurement, foresight: Foresight | None) -> Searching:
         """What runs the coordinator's search: it may end it early, and has every trial in its own run folder."""
@@ -107,32 +121,59 @@ class SharedSearching(Searching):
         for number in range(REFERENCE_EVERY, len(mine) + 1, REFERENCE_EVERY):
             self._watch_drift(number)
         while len(done) < search.total:
-            interrupt.check()
-            if len(done) >= len(plan.in_space) and self.cut is None:
-                self.cut = self._ends(done, budget_s, time.perf_counter() - started, total)
-                if self.cut is not None and self._coordinates:
-                    search.close()  # what others measure at present still counts
-                elif self.cut is not None:
-                    break
-                elif self._coordinates:
-                    self._propose(search, done)
-            # Known settings are measured whole: they are what a race is run against.
-            measure = partial(self._measure, race if len(done) >= len(plan.in_space) else None)
-            trial = None if self.cut is not None and not search.has_next() else search.take(measure)
-            if trial is not None:
-                mine.add(trial.number)
-                if race is not None:
-                    note(race, trial, study.preferred)
-                if len(mine) % REFERENCE_EVERY == 0:
-                    self._watch_drift(len(mine))
-            else:
-                time.sleep(_LOOK_EVERY_S)
-                search.tend()
-            before, done = len(done), search.trials()
-            for _ in range(len(done) - before):
-                progress.advance(self._best_note(self._best(done)))
+            try:
+                interrupt.check()
+                if len(done) >= len(plan.in_space) and self.cut is None:
+                    self.cut = self._ends(done, budget_s, time.perf_counter() - started, total)
+                    if self.cut is not None and self._coordinates:
+                        search.close()  # what others measure at present still counts
+                    elif self.cut is not None:
+                        break
+                    elif self._coordinates:
+                        self._propose(search, done)
+                # Known settings are measured whole: they are what a race is run against.
+                measure = partial(self._measure, race if len(done) >= len(plan.in_space) else None)
+                trial = None if self.cut is not None and not search.has_next() else search.take(measure)
+                if trial is not None:
+                    mine.add(trial.number)
+                    if race is not None:
+                        note(race, trial, study.preferred)
+                    if len(mine) % REFERENCE_EVERY == 0:
+                        self._watch_drift(len(mine))
+                else:
+                    time.sleep(_LOOK_EVERY_S)
+                    search.tend()
+                before, done = len(done), search.trials()
+                for _ in range(len(done) - before):
+                    progress.advance(self._best_note(self._best(done)))
+            except KeyboardInterrupt:
+                done = self._concluded(search, total)
+                break
         progress.end()
         self._keep(done)
+        return done
+
+    def _concluded(self, search: SharedSearch, total: int) -> list[SearchTrial]:
+        """The trials with which the study ends on Ctrl-C: those done by now, for the coordinator alone.
+
+        No new trial begins anywhere; others measure theirs to the end, which count for a later process. Raises
+        KeyboardInterrupt where there is nothing to finish with: for a worker, at SIGTERM, while the storage is away, and
+        before every known setting was measured.
+        """
+        if not self._coordinates or interrupt.is_for_good():
+            raise KeyboardInterrupt
+        try:
+            done = search.trials()
+            known = sum(trial.arm in ("reference", "published", "static") for trial in done)
+            if known < len(self._study.plan.in_space):
+                raise KeyboardInterrupt
+            search.close()
+        except NoResult:  # the storage is away
+            raise KeyboardInterrupt from None
+        self._hurry(
+            f"Ctrl-C ended the search after {len(done)} of {total} settings, and workers end after the trial that they "
+            "measure; the same commands go on"
+        )
         return done
 
     def _settled(self, done: list[SearchTrial]) -> str | None:

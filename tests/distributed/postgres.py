@@ -12,6 +12,7 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 
 def programs() -> Path | None:
@@ -30,9 +31,9 @@ def free_port() -> int:
 
 
 class Postgres:
-    """A server of our own, in a folder of its own, on the loopback interface, with a password."""
+    """A server of our own, in a folder of its own, on the loopback interface, with a password that a URL must encode."""
 
-    PASSWORD = "s3cret-w0rd"  # noqa: S105 - of a server that lives as long as the test
+    PASSWORD = "s3/cr@t:w0rd%20?#"  # noqa: S105 - of a server that lives as long as the test
 
     def __init__(self, folder: Path, bin_folder: Path) -> None:
         self.folder = folder
@@ -46,14 +47,15 @@ class Postgres:
         self._call("initdb", "-D", "data", "-U", "ppas", "-A", "scram-sha-256", "--pwfile=password", "--no-sync")
 
     def url(self, port: int | None = None) -> str:
-        return f"postgresql://ppas:{self.PASSWORD}@127.0.0.1:{port or self.port}/postgres"
+        return f"postgresql://ppas:{quote(self.PASSWORD, safe='')}@127.0.0.1:{port or self.port}/postgres"
 
     def start(self) -> None:
         options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off"
         self._call("pg_ctl", "-D", "data", "-o", options, "-l", "log", "-w", "start")
 
-    def stop(self) -> None:
-        self._call("pg_ctl", "-D", "data", "-m", "fast", "-w", "stop")
+    def stop(self, mode: str = "fast") -> None:
+        """Mode `immediate` ends it as a crash does: it recovers when it starts again."""
+        self._call("pg_ctl", "-D", "data", "-m", mode, "-w", "stop")
 
     def _call(self, name: str, *words: str) -> None:
         subprocess.run(

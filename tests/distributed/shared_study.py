@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -17,7 +18,7 @@ from optuna.trial import FrozenTrial
 from small_study import SMALL
 from sqlalchemy.exc import SQLAlchemyError
 
-from autotune.distributed.url import VARIABLE
+from autotune.distributed.url import VARIABLE, StorageUrl
 from autotune.spec import StudySpec, parse_spec
 
 STUDY: dict[str, Any] = {**SMALL, "name": "shared"}
@@ -34,12 +35,12 @@ def write(folder: Path, **changes: object) -> Path:
 
 
 class Process:
-    """A `ppas worker` of its own, with what it said in a file."""
+    """A `ppas worker`, or `ppas tune`, of its own, with what it said in a file."""
 
-    def __init__(self, study: Path, storage: str, run: Path, *options: str) -> None:
+    def __init__(self, study: Path, storage: str, run: Path, *options: str, command: str = "worker") -> None:
         self.run = run
         self.log = run.with_name(f"{run.name}.log")
-        words = [sys.executable, "-m", "autotune.entry", "worker", str(study), "--run", str(run), "--quiet", *options]
+        words = [sys.executable, "-m", "autotune.entry", command, str(study), "--run", str(run), "--quiet", *options]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 words, env={**os.environ, VARIABLE: storage}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
@@ -64,13 +65,11 @@ class Trials:
 
     def __init__(self, url: str, name: str = "shared") -> None:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        self._url = url
+        self._url = StorageUrl.parse(url).full
         self._name = name
 
     def all(self) -> list[FrozenTrial]:
-        found = optuna.load_study(
-            study_name=self._name, storage=self._url.replace("postgresql:", "postgresql+psycopg:")
-        )
+        found = optuna.load_study(study_name=self._name, storage=self._url)
         return found.get_trials(deepcopy=False)
 
     def running(self, owner: str) -> list[FrozenTrial]:
@@ -90,6 +89,18 @@ class Trials:
 
     def done(self) -> list[FrozenTrial]:
         return [trial for trial in self.all() if trial.state == optuna.trial.TrialState.COMPLETE]
+
+
+def stop_in_mid_trial(worker: Process, trials: Trials) -> int:
+    """Halts the worker (SIGSTOP) while it measures; the number of its trial."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        worker.process.send_signal(signal.SIGSTOP)  # so that what the storage says of it stays true
+        if found := trials.running(worker.name):
+            return found[0].number
+        worker.process.send_signal(signal.SIGCONT)
+        time.sleep(0.2)
+    raise AssertionError("the worker was never seen in a trial")
 
 
 def wait_until(what: str, holds: Callable[[], bool], *, timeout_s: float = 60.0) -> None:

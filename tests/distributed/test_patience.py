@@ -76,7 +76,7 @@ def test_an_error_that_waiting_does_not_cure_is_raised_at_once() -> None:
 
 
 def test_a_refused_password_is_told_at_once(server: Postgres) -> None:
-    where = StorageUrl.parse(server.url().replace(server.PASSWORD, "wr0ng-one"))
+    where = StorageUrl.parse(f"postgresql://ppas:wr0ng-one@127.0.0.1:{server.port}/postgres")
     with pytest.raises(InvalidInput, match="authentication failed") as caught:
         open_storage(where, Patience(where, print))
     assert "wr0ng-one" not in str(caught.value)

@@ -17,7 +17,7 @@ from shared_study import STUDY, Process, Trials, spec, wait_until, write
 
 from autotune.cli.pipeline import run_study
 from autotune.distributed.agreement import fingerprint
-from autotune.distributed.per_gpu import parse_gpus
+from autotune.distributed.per_gpu import parse_gpus, run_workers
 from autotune.distributed.shared import rebased
 from autotune.distributed.storage import Patience, open_storage
 from autotune.distributed.url import VARIABLE, StorageUrl
@@ -201,6 +201,17 @@ def test_one_command_runs_a_worker_for_each_gpu_and_tells_them_apart(tmp_path: P
     assert (tmp_path / "w.gpu0" / "worker.txt").exists()
     assert (tmp_path / "w.gpu1" / "worker.txt").exists()
     assert len(Trials(where.full).done()) == len(make_plan(spec()).in_space) + STUDY["trials"]
+
+
+def test_a_worker_that_a_signal_ended_makes_the_command_fail_though_the_others_end_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "program"
+    program.write_text('#!/bin/sh\ntest "$CUDA_VISIBLE_DEVICES $CUDA_DEVICE_ORDER" = "0 PCI_BUS_ID" || kill -9 $$\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    assert run_workers({"0": []}, {}, print) == 0
+    assert run_workers({"0": [], "1": []}, {}, print) == 128 + signal.SIGKILL
 
 
 def test_a_missing_storage_is_told_before_anything_is_made(tmp_path: Path) -> None:
