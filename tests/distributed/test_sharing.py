@@ -49,8 +49,8 @@ def take_part(where: StorageUrl, run: Path, **changes: Any) -> list[SearchTrial]
 
 
 @contextlib.contextmanager
-def proxy(database: str) -> Iterator[StorageUrl]:
-    port = free_port()
+def proxy(database: str, port: int | None = None) -> Iterator[StorageUrl]:
+    port = port or free_port()
     server = subprocess.Popen([sys.executable, "-W", "ignore", "-c", PROXY, database, str(port)])
     try:
         where = StorageUrl.parse(f"grpc://127.0.0.1:{port}")
@@ -70,6 +70,23 @@ def test_postgresql_and_a_grpc_proxy_give_the_study_that_sqlite_and_a_study_alon
     assert measured(take_part(StorageUrl.parse(server.url()), tmp_path / "postgres", trials=4)) == measured(own)
     with proxy(f"sqlite:///{tmp_path / 'proxied.db'}") as where:
         assert measured(take_part(where, tmp_path / "grpc", trials=4)) == measured(own)
+
+
+def test_a_worker_behind_a_proxy_that_is_killed_goes_on_when_there_is_one_again(tmp_path: Path) -> None:
+    where, long = sqlite(tmp_path), {**STUDY["workload"], "phase_s": 2000}
+    trials = Trials(where.full)
+    study = write(tmp_path, workload=long, trials=2)
+    with proxy(where.full) as behind:
+        worker = Process(study, behind.full, tmp_path / "worker", "--heartbeat", "1s")
+        wait_until("it measures", lambda: bool(trials.running(worker.name)))
+    try:
+        wait_until("it misses the proxy", lambda: "is away (gRPC: UNAVAILABLE)" in worker.said())
+        with proxy(where.full, behind.address()[1]):
+            assert worker.process.wait(timeout=90) == 0, worker.said()
+    finally:
+        worker.end()
+    assert len(trials.done()) == len(trials.all()) == len(make_plan(spec()).in_space) + 2
+    assert "is back after" in worker.said()
 
 
 def test_a_worker_that_comes_back_takes_nothing_twice_and_a_larger_study_goes_on(tmp_path: Path) -> None:
