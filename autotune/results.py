@@ -6,6 +6,7 @@ traces; `held_out` and `comparisons` are what is quoted as a result.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,8 +16,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from autotune.records import Origin
 from ppas_core.errors import InvalidInput
 from ppas_core.files import write_atomically
-from ppas_core.plain_json import dump_json
+from ppas_core.plain_json import dump_json, load_json
 from ppas_core.policy import PolicyParams
+from ppas_core.versions import require_version
 
 VERSION = 1
 
@@ -34,6 +36,14 @@ Number = Annotated[float, BeforeValidator(_from_null)]
 
 class _Model(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null", allow_inf_nan=True)
+
+
+def _require_known_version(path: Path, data: bytes) -> None:
+    """Raises InvalidInput where the results cannot be read since they are of another version."""
+    with contextlib.suppress(ValueError):
+        said = load_json(data)
+        if isinstance(said, dict) and "version" in said:
+            require_version(f"{path}: results", said["version"], VERSION, again="search anew with another --run")
 
 
 class Setting(_Model):
@@ -387,12 +397,14 @@ class StudyResults(_Model):
     def load(cls, path: Path) -> StudyResults:
         """The results in the file `path`. Raises InvalidInput when it is missing, damaged or of another version."""
         try:
-            found = cls.model_validate_json(path.read_bytes())
+            data = path.read_bytes()
+            found = cls.model_validate_json(data)
         except FileNotFoundError:
             raise InvalidInput(f"{path}: there is no such file; a finished `ppas tune` leaves it") from None
         except OSError as error:
             raise InvalidInput(f"{path}: cannot be read: {error.strerror}; run `ppas tune` again") from None
         except ValidationError as error:
+            _require_known_version(path, data)
             first = error.errors()[0]
             place = ".".join(str(part) for part in first["loc"]) or "the file"
             raise InvalidInput(

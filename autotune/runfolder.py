@@ -33,6 +33,7 @@ from pydantic import ValidationError
 from autotune.export.common import SIGNATURE_FILE
 from autotune.plan import Plan
 from autotune.records import Origin, Replay, request_table
+from autotune.runversion import RUN_VERSION, check_run_version, require_readable_run
 from autotune.spec import StudySpec, load_spec
 from autotune.study import Outcome
 from ppas_core.errors import InvalidInput
@@ -184,9 +185,10 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def existing_run(path: Path) -> RunFolder:
-    """The run folder at `path`, to read. Raises InvalidInput when it is none."""
+    """The run folder at `path`, to read. Raises InvalidInput when it is none, or one of a newer release."""
     if not os.path.isfile(path / "identity.json"):
         raise InvalidInput(f"{path}: is not a run folder; `ppas tune STUDY.yaml` makes one under runs/")
+    require_readable_run(path)
     return RunFolder(path)
 
 
@@ -200,7 +202,7 @@ def _create(path: Path, plan: Plan, wanted: dict[str, Any]) -> None:
     try:
         unfinished.mkdir(parents=True)
         write_atomically(unfinished / "study.yaml", plan.resolved_spec().to_yaml().encode())
-        _write_json(unfinished / "identity.json", wanted)
+        _write_json(unfinished / "identity.json", {"version": RUN_VERSION, **wanted})
         for name, trace in plan.trace_files().items():
             write_trace(trace, unfinished / "traces" / name)
         if plan.profile_file is not None:
@@ -223,7 +225,7 @@ def _measured_nothing(path: Path) -> bool:
         strangers = {file.name for file in path.iterdir()} - _BEFORE_MEASURING
     except (OSError, ValueError):
         return False
-    ours = isinstance(found, dict) and found.keys() == set(_IDENTITY) and not strangers
+    ours = isinstance(found, dict) and found.keys() - {"version"} == set(_IDENTITY) and not strangers
     return ours and not any(path.glob("*/*/requests.parquet"))
 
 
@@ -242,6 +244,8 @@ def _check_same_study(path: Path, wanted: dict[str, Any]) -> None:
         raise InvalidInput(f"{file}: cannot be read: {error}; name another folder with --run") from None
     if not isinstance(found, dict):
         raise InvalidInput(f"{file}: does not hold what ppas wrote there; name another folder with --run")
+    check_run_version(path, found)
+    found.pop("version", None)
     with contextlib.suppress(ValidationError):  # an earlier release knew fewer keys: they had today's default
         found["spec"] = load_json(dump_json(_fixed_keys(StudySpec.model_validate(found.get("spec")))))
     if found == wanted:

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 from autotune import aggregate, choose
 from autotune.heartbeat import FILE, SEARCH_STAGE, boot_id, process_start
 from autotune.results import StudyResults
+from autotune.runversion import require_readable_run
 from autotune.spec import StudySpec, TraceFiles, load_spec
 from ppas_core.errors import InvalidInput, PpasError
 from ppas_core.plain_json import finite, load_json
@@ -97,13 +98,14 @@ class RunStatus:
 class Watch:
     """Reads one run folder again and again; a finished trial is read once.
 
-    Raises InvalidInput when `path` is no run folder.
+    Raises InvalidInput when `path` is no run folder, or one of a newer release.
     """
 
     def __init__(self, path: Path) -> None:
         # Not by `runfolder`: that brings Optuna and the simulator, and a look at a folder should take no second.
         if not (path / "identity.json").is_file():
             raise InvalidInput(f"{path}: is not a run folder; `ppas tune STUDY.yaml` makes one under runs/")
+        require_readable_run(path)
         self.path = path
         self.spec: StudySpec = load_spec(path / "study.yaml")
         self._results_file = path / "results.json"

@@ -151,9 +151,12 @@ class Search:
         self, name: str, sampler: str, seed: int, deterministic: bool, first: Sequence[tuple[Arm, PolicyParams]]
     ) -> None:
         database = self._database
-        storage = optuna.storages.RDBStorage(
-            f"sqlite:///{database}", engine_kwargs={"creator": lambda: _connect(database)}
-        )
+        try:
+            storage = optuna.storages.RDBStorage(
+                f"sqlite:///{database}", engine_kwargs={"creator": lambda: _connect(database)}
+            )
+        except RuntimeError as error:  # Optuna's word for a schema of another release of its own
+            raise InvalidInput(f"{database}: {str(error).strip()}") from None
         self._study = optuna.create_study(
             study_name=name,
             storage=storage,

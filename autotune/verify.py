@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from autotune.export.common import KIND, SIGNATURE_FILE
 from autotune.export.read import load_export
 from autotune.runfolder import MANIFEST, NOT_IN_MANIFEST
+from autotune.runversion import require_readable_run
 from autotune.signing.statement import NotSigned, Signed, files_of, manifest_digest, read_signed
 from ppas_core.errors import InvalidInput, PpasError
 from ppas_core.plain_json import load_json
@@ -113,6 +114,7 @@ class _Check:
 
 
 def _run(path: Path, key: SSlibKey | None) -> Verification:
+    require_readable_run(path)
     check = _Check(path)
     _manifest(check)
     identity = check.json(path / "identity.json")

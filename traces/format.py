@@ -33,6 +33,7 @@ from typing import Any, Final, overload
 from ppas_core.errors import InvalidInput
 from ppas_core.files import write_atomically
 from ppas_core.plain_json import load_json, require_notes, require_text
+from ppas_core.versions import require_version
 from traces.lines import numbered_lines
 
 FORMAT: Final = "ppas-trace"
@@ -313,10 +314,7 @@ def _read_header(path: Path, line: str) -> dict[str, Any]:
     if header.get("format") != FORMAT:
         raise InvalidInput(f'{path}: line 1 is not a trace header ("format": "{FORMAT}")')
     version = header.get("version")
-    if version not in (VERSION, SESSIONS_VERSION) or isinstance(version, bool):
-        raise InvalidInput(
-            f"{path}: trace version {version!r}; this release reads version {VERSION}, and {SESSIONS_VERSION} of sessions"
-        )
+    require_version(f"{path}: trace", version, SESSIONS_VERSION, again="import, record or generate the trace again")
     keys = _HEADER_KEYS if version == VERSION else _HEADER_KEYS | {"mode"}
     if missing := sorted(keys - set(header)):
         raise InvalidInput(f"{path}: the header lacks {missing[0]!r}")

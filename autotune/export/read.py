@@ -12,6 +12,7 @@ from ppas_core.errors import InvalidInput
 from ppas_core.naming import did_you_mean
 from ppas_core.plain_json import load_json
 from ppas_core.policy import PolicyParams
+from ppas_core.versions import require_version
 from ppas_core.vllm.settings import EngineLimits, params_from_environment
 from search_spaces.yaml_file import parse_yaml, read_text
 
@@ -125,8 +126,7 @@ def _read_json(text: str) -> PolicyParams:
     data = load_json(text)
     if not isinstance(data, dict) or data.get("kind") != KIND:
         raise InvalidInput(f"is no export of ppas-autotune (kind: {KIND!r})")
-    if data.get("version") != VERSION:
-        raise InvalidInput(f"has version {data.get('version')!r}; this release reads version {VERSION}")
+    require_version("export", data.get("version"), VERSION, again="export again with `ppas export RUN`")
     if not isinstance(data.get("params"), dict):
         raise InvalidInput("has no params; export again")
     return _checked(PolicyParams.from_dict(data["params"]), data.get("params_digest"))

@@ -25,6 +25,7 @@ import numpy as np
 from autotune.record.hashes import CHUNK_BYTES, mixed
 from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.plain_json import load_json
+from ppas_core.versions import require_version
 from traces.format import BlockHashes, Trace, TraceRequest
 from traces.ledger import Ledger
 from traces.lines import numbered_lines
@@ -141,8 +142,9 @@ def _header(journal: Path, line: str) -> dict[str, Any]:
         header = None
     if not isinstance(header, dict) or header.get("format") != FORMAT:
         raise InvalidInput(f"{journal}: is not the journal of a recording; its name ends in .part")
-    if header.get("version") != VERSION:
-        raise InvalidInput(f"{journal}: recording version {header.get('version')!r}; this release reads {VERSION}")
+    require_version(
+        f"{journal}: recording", header.get("version"), VERSION, again="recover it with the release that recorded it"
+    )
     for key in ("block_size", "started_ns"):
         if type(header.get(key)) is not int or header[key] < 1:
             raise InvalidInput(f"{journal}: the header's {key} is {header.get(key)!r}; was it edited?")

@@ -19,6 +19,7 @@ from autotune.records import RequestRecords
 from autotune.replay.outcome import LagSummary, ReplayOutcome
 from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.files import write_atomically
+from ppas_core.versions import require_version
 
 FORMAT: Final = "ppas-requests"
 VERSION: Final = 1
@@ -72,11 +73,11 @@ def read_records(path: Path) -> ReplayOutcome:
         raise InvalidInput(f"{path}: there is no such file") from None
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
         raise InvalidInput(f"{path}: is not a records file of a replay: {error}") from None
-    if (header.get("format"), header.get("version")) != (FORMAT, VERSION):
+    if header.get("format") != FORMAT:
         raise InvalidInput(
-            f"{path}: holds {header.get('format')!r} version {header.get('version')!r}; this release reads "
-            f"{FORMAT!r} version {VERSION}"
+            f"{path}: holds {header.get('format')!r}; allowed: {FORMAT!r}, as `ppas replay -o` writes it"
         )
+    require_version(f"{path}: {FORMAT}", header.get("version"), VERSION, again="replay the trace again")
     column = {name: table.column(name).combine_chunks() for name in ("cached_tokens", "detail")}
     return ReplayOutcome(
         records_of(table),

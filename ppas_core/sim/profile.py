@@ -16,6 +16,7 @@ from ppas_core.errors import InvalidInput
 from ppas_core.files import write_atomically
 from ppas_core.plain_json import dump_json, load_json, require_notes, require_text
 from ppas_core.sim.cost import StepCost
+from ppas_core.versions import require_version
 
 DEFAULT_PROFILE: Final = "rtx5090-qwen2.5-3b"
 """The profile that a study uses when it names none."""
@@ -145,8 +146,9 @@ class Profile:
         """A profile from parsed JSON. Raises InvalidInput on another format, unknown or missing keys, bad values."""
         if data.get("format") != FORMAT:
             raise InvalidInput(f"format is {data.get('format')!r}; a profile says {FORMAT!r}")
-        if data.get("version") != VERSION:
-            raise InvalidInput(f"profile version is {data.get('version')!r}; this ppas reads version {VERSION}")
+        require_version(
+            "profile", data.get("version"), VERSION, again="make it again with `ppas calibrate` or `ppas fit`"
+        )
         body = {key: value for key, value in data.items() if key not in ("format", "version")}
         if unknown := sorted(set(body) - set(_FIELD_NAMES)):
             raise InvalidInput(f"unknown profile entry {unknown[0]!r}; allowed: {', '.join(_FIELD_NAMES)}")

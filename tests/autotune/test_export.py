@@ -312,7 +312,7 @@ def test_a_shell_that_sources_the_environment_exports_exactly_the_variables(tmp_
         ("ppas.env", "# flags ", "# Flags ", "line '# flags .* is missing"),
         ("settings.json", '"b_cap": 1792', '"b_cap": 1024', "do not match their digest"),
         ("settings.json", '"b_cap": 1792', '"b_cap": 99999', "it must not exceed b_max"),
-        ("settings.json", '"version": 1', '"version": 2', "has version 2; this release reads version 1"),
+        ("settings.json", '"version": 1', '"version": 2', "export version 2; this release reads version 1; a newer"),
         ("settings.json", '"kind"', '"sort"', "is no export of ppas-autotune"),
         ("settings.json", "{", "", "is damaged"),
     ],

@@ -88,7 +88,7 @@ def test_a_name_that_no_file_can_have_is_refused(name: str) -> None:
     ("data", "message"),
     [
         (profile_dict(format="other"), "format is 'other'"),
-        (profile_dict(version=2), "version is 2; this ppas reads version 1"),
+        (profile_dict(version=2), "profile version 2; this release reads version 1; a newer ppas"),
         (profile_dict(num_blocks=3), "unknown profile entry 'num_blocks'"),
         (without("block_size"), "entry 'block_size' is missing"),
         (profile_dict(cost={"step_s": 1.0}), "step cost 'prefill_token_s' is missing"),

@@ -62,7 +62,7 @@ GOOD = '{"arrival_s":0.0,"prompt_tokens":10,"output_tokens":2}'
     ("header", "lines", "word"),
     [
         ({"format": "other"}, None, "line 1 is not a trace header"),
-        ({"version": 3}, None, "trace version 3; this release reads version 1, and 2 of sessions"),
+        ({"version": 3}, None, "trace version 3; this release reads versions 1 to 2; a newer ppas wrote it: update"),
         ({"digest": "absent"}, None, "lacks 'digest'"),
         ({"extra": 1}, None, "unknown key 'extra'"),
         ({"seed": "x"}, None, "seed is 'x'"),
