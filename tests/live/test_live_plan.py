@@ -1,6 +1,7 @@
 """Live studies before a server answers: what is refused, what stops them, what stays secret."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,13 @@ from autotune.cli.pipeline import plan_lines
 from autotune.live import LiveEvaluator
 from autotune.plan import make_plan
 from autotune.server_options import ServerOptions
-from autotune.spec import parse_spec
+from autotune.spec import load_spec, parse_spec
 from autotune.tune import tune
 from ppas_core.defaults import published
 from ppas_core.errors import InvalidInput
 from traces.generate import rag_bursts
 
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 STUDY: dict[str, Any] = {
     "name": "joined",
     "backend": "vllm",
@@ -96,3 +98,14 @@ def test_the_plan_tells_the_server_starts_before_any(tmp_path: Path, server: dic
     _, second, *_ = plan_lines(plan)
     assert starts in second
     assert ("calibrating" in second) == ("url" not in server)
+
+
+@pytest.mark.parametrize(("name", "waits"), [("live-cpu-smoke", False), ("live-cpu", True)])
+def test_the_live_examples_plan_what_their_comments_say(name: str, waits: bool) -> None:
+    path = EXAMPLES / f"{name}.yaml"
+    plan = make_plan(load_spec(path), path.parent)
+    assert isinstance(plan.evaluator, LiveEvaluator)
+    assert (plan.reference == replace(published("ppas"), max_num_seqs=16)) == waits
+    # On two cores a prompt of 4,000 tokens takes about 0.1 s: only live-cpu asks for more prompt tokens than they compute.
+    asked = [sum(r.prompt_tokens for r in trace.requests) / trace.requests[-1].arrival_s for trace in plan.tuning]
+    assert all((tokens_per_s > 15_000) == waits for tokens_per_s in asked), asked
