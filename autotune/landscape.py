@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Final
-
-import numpy as np
+from typing import Any, Final
 
 from autotune import aggregate
 from autotune.evaluate import Evaluator
@@ -15,6 +13,7 @@ from autotune.records import Origin
 from autotune.results import Landscape
 from ppas_core.errors import InvalidSettings, NoResult
 from ppas_core.policy import PolicyParams
+from search_spaces.knobs import thin
 from search_spaces.space import Space
 from traces.format import Trace
 
@@ -43,10 +42,6 @@ def plane(
     settings = list(space.grid(_GRID))
     if pick.is_static:  # its other knobs say nothing; those of a capped setting of the space do
         pick = next((params for params in settings if not params.is_static), pick)
-    x = _thin(sorted({params.b_max for params in settings} | {pick.b_max}))
-    y = _thin(sorted({params.b_cap for params in settings} | {pick.b_cap}))
-    if len(x) < 2 and len(y) < 2:
-        return None
 
     def ratio(b_max: int, b_cap: int) -> float | None:
         try:
@@ -58,21 +53,37 @@ def plane(
         except (InvalidSettings, NoResult):
             return None
 
-    fixed = {key: value for key, value in pick.to_dict().items() if key not in ("b_max", "b_cap")}
+    return over_budgets(
+        metric,
+        [pick.b_max, *(params.b_max for params in settings)],
+        [pick.b_cap, *(params.b_cap for params in settings)],
+        ratio,
+        pick.to_dict(),
+        _POINTS,
+    )
+
+
+def over_budgets(
+    metric: str,
+    b_max: Iterable[int],
+    b_cap: Iterable[int],
+    ratio: Callable[[int, int], float | None],
+    fixed: Mapping[str, Any],
+    points: int,
+) -> Landscape | None:
+    """A map over b_max (columns) and b_cap (rows), at most `points` values of each; None where neither varies.
+
+    ratio: of a setting with these two budgets, None where there is none. fixed: its other knobs.
+    """
+    x, y = (thin(sorted(set(values)), points) for values in (b_max, b_cap))
+    if len(x) < 2 and len(y) < 2:
+        return None
     return Landscape(
         metric=metric,
         x_name="b_max",
         y_name="b_cap",
         x=x,
         y=y,
-        ratio=[[ratio(b_max, b_cap) for b_max in x] for b_cap in y],
-        fixed=fixed,
+        ratio=[[ratio(column, row) for column in x] for row in y],
+        fixed={knob: value for knob, value in fixed.items() if knob not in ("b_max", "b_cap")},
     )
-
-
-def _thin(values: Sequence[int]) -> list[int]:
-    """At most _POINTS of `values`, evenly spaced on a log scale, the ends kept."""
-    if len(values) <= _POINTS:
-        return list(values)
-    wanted = np.geomspace(values[0], values[-1], _POINTS)
-    return sorted({min(values, key=lambda value: abs(value - target)) for target in wanted})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import yaml
@@ -28,14 +28,15 @@ _MORE_OF_SERVER: Final = {
 }
 
 
-def study_file(answers: Mapping[str, Any], command: str) -> str:
+def study_file(answers: Mapping[str, Any], command: str, about: Sequence[str] = ()) -> str:
     """The study file that says `answers`, every key explained; keys that were not asked for follow as comments.
 
-    answers: as in a study file. command: how to run it, for the head.
+    answers: as in a study file. command: how to run it, about: what else is worth knowing, for the head.
     """
     lines = [
         "# A study for ppas-autotune, made by `ppas init`. All keys: docs/study-file.md",
         f"# Run it with: {command}",
+        *(f"# {line}" for line in about),
     ]
     for key, value in answers.items():
         lines += ["", f"# {_description(StudySpec, key)}"]

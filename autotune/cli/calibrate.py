@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.markup import escape
 
-from autotune.cli import console
+from autotune.cli import console, profile_file
 from autotune.durations import parse_duration_s
 from autotune.progress import Progress, Silent
-from ppas_core.errors import InvalidInput
 
 if TYPE_CHECKING:
     from ppas_core.sim.profile import Profile
@@ -31,13 +30,9 @@ def calibrate(
         Path,
         typer.Argument(metavar="STUDY.yaml", help="The study whose server and workload are meant.", show_default=False),
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The profile to write, a JSON file.", show_default=False)
-    ],
+    output: profile_file.Output,
     target: Annotated[str, typer.Option(help="Time of load to aim at; a server's start comes on top.")] = "90s",
-    name: Annotated[
-        str | None, typer.Option(help="Name of the profile; default: the file's.", show_default=False)
-    ] = None,
+    name: profile_file.Name = None,
     gpu: Annotated[
         str | None,
         typer.Option(help="What the server computes on; default: asked of this machine.", show_default=False),
@@ -46,10 +41,8 @@ def calibrate(
         Path | None,
         typer.Option(help="Where the server's logs go; default runs/NAME-calibration/N.", show_default=False),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")] = False,
-    json_output: Annotated[
-        bool, typer.Option("--json", help="Print the profile as JSON on stdout, for pipes.")
-    ] = False,
+    quiet: profile_file.Quiet = False,
+    json_output: profile_file.Json = False,
 ) -> None:
     """Measure how long this server's steps take, and write a profile for `ppas simulate` and `ppas tune`.
 
@@ -59,8 +52,7 @@ def calibrate(
 
     Example: ppas calibrate examples/live-cpu.yaml -o mine.json, then ppas tune STUDY.yaml --profile mine.json
     """
-    if output.suffix != ".json":
-        raise InvalidInput(f"{output}: a profile is a .json file, by which `--profile` knows it; name one")
+    profile_file.check(output)
     target_s = parse_duration_s(target)
     from autotune.spec import load_spec
 
@@ -75,12 +67,7 @@ def calibrate(
     progress: Progress = Silent() if quiet else console.Bar()
     with plan.evaluator.session(folder or _fresh_folder(Path("runs") / f"{spec.name}-calibration")):
         profile = calibrate_plan(plan, name=name or output.stem, device=gpu, target_s=target_s, progress=progress)
-    profile.save(output)
-    if json_output:
-        console.print_json(profile.to_dict())
-    elif not quiet:
-        _show(profile)
-        console.out.print(f"profile   {escape(str(output))}")
+    profile_file.write(profile, output, _show, quiet=quiet, as_json=json_output)
 
 
 def _fresh_folder(parent: Path) -> Path:

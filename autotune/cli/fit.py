@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.markup import escape
 
-from autotune.cli import console
+from autotune.cli import console, profile_file
 from autotune.durations import parse_duration_s
 from autotune.progress import Progress, Silent
 from ppas_core.errors import InvalidInput
@@ -34,10 +34,8 @@ def fit(
             show_default=False,
         ),
     ],
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="The profile to write, a JSON file.", show_default=False)
-    ],
-    name: Annotated[str | None, typer.Option(help="Name of the profile; default: the file's.")] = None,
+    output: profile_file.Output,
+    name: profile_file.Name = None,
     setting: Annotated[
         list[str] | None,
         typer.Option("--setting", help="What a run's name means, NAME=SETTING; repeat for more.", show_default=False),
@@ -50,8 +48,8 @@ def fit(
     gpu: Annotated[str | None, typer.Option(help="What the server computed on; default: as the log says.")] = None,
     time_limit: Annotated[str, typer.Option(help="After it the best fit so far is taken.")] = "4m",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the starting points.")] = 0,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")] = False,
-    json_output: Annotated[bool, typer.Option("--json", help="Print the profile as JSON, for pipes.")] = False,
+    quiet: profile_file.Quiet = False,
+    json_output: profile_file.Json = False,
 ) -> None:
     """Fit a simulator profile to runs that were measured already, where no step log is at hand.
 
@@ -60,8 +58,7 @@ def fit(
 
     Example: ppas fit RTX5090_qwen_3b.txt -o mine.json
     """
-    if output.suffix != ".json":
-        raise InvalidInput(f"{output}: a profile is a .json file, by which `--profile` knows it; name one")
+    profile_file.check(output)
     limit_s = parse_duration_s(time_limit)
     from autotune.calibration.fit_runs import Server, fit_runs, with_held_out  # numba and scipy load here
     from autotune.calibration.runs_simulated import simulatable
@@ -87,12 +84,7 @@ def fit(
     )
     if held_out := [run for run in runs if not run.params.is_static]:
         profile = with_held_out(profile, held_out)
-    profile.save(output)
-    if json_output:
-        console.print_json(profile.to_dict())
-    elif not quiet:
-        _show(profile)
-        console.out.print(f"profile   {escape(str(output))}")
+    profile_file.write(profile, output, _show, quiet=quiet, as_json=json_output)
 
 
 def _show(profile: Profile) -> None:

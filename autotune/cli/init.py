@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 from rich.markup import escape
@@ -17,13 +17,20 @@ from autotune.cli import console
 from ppas_core.errors import InvalidInput
 from ppas_core.naming import did_you_mean
 
+if TYPE_CHECKING:
+    from autotune.plan import Plan
+
 T = TypeVar("T")
 
 _BACKENDS: Final = ("simulator", "vllm")
 _TRAFFIC: Final = ("rag-bursts", "heterogeneous", "files")
 _PREFER: Final = ("mean", "p95", "balanced")
-_LIVE: Final[dict[str, Any]] = {"tuning_seeds": [0, 1], "held_out_seeds": [100, 101, 102]}
-"""A live study replays in real time: fewer traces by default."""
+_LIVE: Final[dict[str, Any]] = {"tuning_seeds": [0], "held_out_seeds": [100, 101]}
+_LIVE_TRIALS: Final = "10"
+_LIVE_RATES: Final = "0.4,1.0"
+"""A live study replays in real time: a first one by default on few traces, so that it ends within about an hour."""
+_LONG_MIN: Final = 90
+"""Minutes above which it is said how to make a study shorter."""
 
 
 def add_to(app: typer.Typer) -> None:
@@ -95,12 +102,12 @@ def init(
             answers["profile"] = _profile(ask, profile, folder)
         answers["space"] = ask("Search space: static, ppas, ppas-plus or a file", space, "--space", str, "ppas")
         kind = ask(f"What arrives: {', '.join(_TRAFFIC)}", traffic, "--traffic", _one_of(_TRAFFIC), "rag-bursts")
-        answers["workload"] = {"family": kind, **_WORKLOAD[kind](ask, given, folder)}
+        answers["workload"] = {"family": kind, **_WORKLOAD[kind](ask, given, folder, is_live=where == "vllm")}
         if where == "vllm" and kind != "files":
             answers |= _LIVE
         answers["prefer"] = ask("What decides: mean, p95 or balanced", prefer, "--prefer", str, "mean")
         text = None if trials is None else str(trials)
-        answers["trials"] = ask("Search trials", text, "--trials", _whole, "30" if where == "vllm" else "100")
+        answers["trials"] = ask("Search trials", text, "--trials", _whole, _LIVE_TRIALS if where == "vllm" else "100")
     except typer.Abort:
         console.err.print("\nNothing was written.")
         raise typer.Exit(console.INTERRUPTED) from None
@@ -168,16 +175,17 @@ def _profile(ask: _Asker, profile: str | None, folder: Path) -> str:
     return _beside(Path(answer), folder) if answer.endswith(".json") else answer
 
 
-def _rag_bursts(ask: _Asker, given: dict[str, Any], _folder: Path) -> dict[str, Any]:
+def _rag_bursts(ask: _Asker, given: dict[str, Any], _folder: Path, *, is_live: bool) -> dict[str, Any]:
     _refuse("rag-bursts", {flag: given[flag] for flag in ("--phases", "--tuning-trace", "--held-out-trace")})
+    rates = _LIVE_RATES if is_live else "0.4,0.8,1.2"
     return {
-        "rates_per_s": ask("Burst rates per second", given["--rates"], "--rates", _numbers, "0.4,0.8,1.2"),
+        "rates_per_s": ask("Burst rates per second", given["--rates"], "--rates", _numbers, rates),
         "prompt_tokens": ask("Prompt tokens", given["--prompt-tokens"], "--prompt-tokens", _whole, "25000"),
         "output_tokens": ask("Output tokens", given["--output-tokens"], "--output-tokens", _whole, "32"),
     }
 
 
-def _heterogeneous(ask: _Asker, given: dict[str, Any], _folder: Path) -> dict[str, Any]:
+def _heterogeneous(ask: _Asker, given: dict[str, Any], _folder: Path, *, is_live: bool) -> dict[str, Any]:
     _refuse("heterogeneous", {flag: given[flag] for flag in ("--rates", "--tuning-trace", "--held-out-trace")})
     prompts, outputs = given["--prompt-tokens"], given["--output-tokens"]
     return {
@@ -188,7 +196,7 @@ def _heterogeneous(ask: _Asker, given: dict[str, Any], _folder: Path) -> dict[st
     }
 
 
-def _files(ask: _Asker, given: dict[str, Any], folder: Path) -> dict[str, Any]:
+def _files(ask: _Asker, given: dict[str, Any], folder: Path, *, is_live: bool) -> dict[str, Any]:
     _refuse("files", {flag: given[flag] for flag in ("--rates", "--phases", "--prompt-tokens", "--output-tokens")})
     found = {}
     for key, flag, purpose in (("tuning", "--tuning-trace", "tune"), ("held_out", "--held-out-trace", "compare")):
@@ -197,7 +205,7 @@ def _files(ask: _Asker, given: dict[str, Any], folder: Path) -> dict[str, Any]:
     return found
 
 
-_WORKLOAD: Final[dict[str, Callable[[_Asker, dict[str, Any], Path], dict[str, Any]]]] = {
+_WORKLOAD: Final[dict[str, Callable[..., dict[str, Any]]]] = {
     "rag-bursts": _rag_bursts,
     "heterogeneous": _heterogeneous,
     "files": _files,
@@ -211,21 +219,38 @@ def _write(output: Path, answers: dict[str, Any], command: str) -> list[str]:
     from autotune.template import study_file
     from search_spaces.yaml_file import parse_yaml
 
-    text = study_file(answers, command)
-    spec = parse_spec(parse_yaml(text, "the answers are no YAML"), "the answers")
+    spec = parse_spec(parse_yaml(study_file(answers, command), "the answers are no YAML"), "the answers")
     with _folder(output.parent):  # the study names its files from there
         plan = make_plan(spec, output.parent)
+        about = _about(plan, output) if spec.backend == "vllm" else []
         try:
             with output.open("x", encoding="utf-8") as file:
-                file.write(text)
+                file.write(study_file(answers, command, about))
         except FileExistsError:
             raise InvalidInput(f"{output}: exists already, and is not overwritten; name another file") from None
     notes = [doubt for params in [plan.reference] for doubt in plan.evaluator.doubts(params, plan.tuning)]
-    if spec.backend == "vllm":
-        found = plan.estimate()
-        minutes = (found.search_s + found.reference_s + found.finalists_s) / 60
-        notes.append(f"about {minutes:.0f} minutes of replays, and two server starts")
-    return notes
+    return [*notes, *about]
+
+
+def _about(plan: Plan, output: Path) -> list[str]:
+    """How long a live study will take, and how it is made longer or shorter, for its file's head and the terminal."""
+    found = plan.estimate()
+    minutes = found.total_s() / 60
+    traces = f"{len(plan.tuning)} trace{'s' if len(plan.tuning) > 1 else ''}"
+    lines = [
+        f"About {minutes:.0f} minutes and {found.starts_in_words}: {found.settings} settings on {traces} each, the best on "
+        f"{len(plan.held_out)} held-out ones."
+    ]
+    if minutes > _LONG_MIN:
+        return [
+            *lines,
+            "Shorter: `time_budget: 30m` ends the search then; `ppas trace window` cuts traces of your own.",
+        ]
+    further = f"ppas tune {shlex.quote(str(output))} --trials {4 * plan.spec.trials}"
+    lines.append(f"That is a first look. `{further}` goes on from there, and searches four times as much.")
+    if plan.spec.workload.family != "files":
+        lines.append("More seeds make the verdict surer; that is another study, so give it another name.")
+    return lines
 
 
 @contextlib.contextmanager

@@ -67,14 +67,10 @@ def plan_lines(plan: Plan) -> list[str]:
     """What a live study will do and about how long, for people."""
     found, budget_s = plan.estimate(), plan.spec.time_budget_s()
     search_s = found.search_s if budget_s is None else min(found.search_s, budget_s)
-    starts = {0: "no server start", 1: "one server start"}.get(
-        found.server_starts, f"{found.server_starts} server starts"
-    )
-    total_min = (search_s + found.reference_s + found.finalists_s + found.calibration_s) / 60
     return [
         f"plan: {found.settings} settings on {len(plan.tuning)} tuning traces, the reference and the best again for noise and "
         f"drift, finalists on {len(plan.held_out)} held-out traces: up to {found.replays} replays",
-        f"about {total_min:.0f} minutes and {starts}: search {search_s / 60:.0f}, "
+        f"about {found.total_s(budget_s) / 60:.0f} minutes and {found.starts_in_words}: search {search_s / 60:.0f}, "
         f"again {found.reference_s / 60:.0f}, finalists {found.finalists_s / 60:.0f}"
         + (f", calibrating the simulator {found.calibration_s / 60:.0f}" if found.calibration_s else "")
         + (f" (search limited by the time budget of {plan.spec.time_budget})" if budget_s is not None else ""),

@@ -311,6 +311,8 @@ def _summary(results: StudyResults, path: Path) -> dict[str, Any]:
 
 
 def _show(results: StudyResults, path: Path) -> None:
+    from autotune import metrics
+
     tag = " (simulated)" if results.origin == "simulated" else " (measured)"
     say = console.out.print
     pick = results.trials[results.pick_trial].setting
@@ -337,7 +339,7 @@ def _show(results: StudyResults, path: Path) -> None:
             say(f"[yellow]cost:[/] {escape(cost)}")
     for noise in results.noise:
         say(
-            f"noise: {noise.metric} of one replay varies by {noise.replay_pct:.1f} %; "
+            f"noise: {metrics.metric(noise.metric).label} of one replay varies by {noise.replay_pct:.1f} %; "
             f"differences below {noise.visible_held_out_pct:.1f} % are not seen"
         )
     if results.prediction is not None:
@@ -359,13 +361,15 @@ def _robustness(results: StudyResults) -> list[str]:
     """At other rates, on the preferred metric; nothing where the pick is not what is exported."""
     if results.exported_role != results.comparisons[0].candidate or not results.robustness:
         return []
+    from autotune import metrics
+
     metric = results.comparisons[0].preferred_metric
     parts = [
         f"{point.overall[metric]:+.1f} % at {point.rate_factor:g}x{' (saturated)' if point.saturated else ''}"
         for point in results.robustness
         if metric in point.overall
     ]
-    return [f"pick at other rates (simulated, {metric}): {', '.join(parts)}"] if parts else []
+    return [f"pick at other rates (simulated, {metrics.metric(metric).label}): {', '.join(parts)}"] if parts else []
 
 
 def _describe(params: PolicyParams) -> str:

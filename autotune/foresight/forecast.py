@@ -16,6 +16,7 @@ import numpy as np
 
 from autotune import interrupt, metrics
 from autotune.evaluate import SimulatedEvaluator, request_arrays
+from autotune.landscape import over_budgets
 from autotune.metrics import Limits
 from autotune.race import in_turn
 from autotune.records import OK, FloatArray, RequestRecords
@@ -23,7 +24,6 @@ from autotune.results import Landscape
 from ppas_core.policy import PolicyParams
 from ppas_core.sim.profile import Profile
 from ppas_core.sim.simulate import RequestBatch, simulate_many
-from search_spaces.knobs import thin
 from search_spaces.space import Space
 from traces.format import OPEN_LOOP, Trace
 
@@ -102,7 +102,7 @@ class Forecast:
         every = list(planes.items())
         kept = [every[place] for place in places]
         found = [_plane(metric, dict(rest), points, statics) for rest, points in kept]
-        return [plane for plane in found if len(plane.x) > 1 and len(plane.y) > 1]
+        return [plane for plane in found if plane is not None and len(plane.x) > 1 and len(plane.y) > 1]
 
 
 def forecast(
@@ -208,18 +208,12 @@ def _ratios(name: str, values: FloatArray, base: FloatArray, regimes: Sequence[s
 
 def _plane(
     metric: str, fixed: dict[str, object], points: Mapping[tuple[int, int], float], statics: Mapping[int, float]
-) -> Landscape:
+) -> Landscape | None:
     """One map; on its diagonal, where nothing is capped, stand the static budgets."""
-    x = thin(sorted({b_max for b_max, _ in points} | set(statics)), MAP_POINTS)
-    y = thin(sorted({b_cap for _, b_cap in points}), MAP_POINTS)
-    return Landscape(
-        metric=metric,
-        x_name="b_max",
-        y_name="b_cap",
-        x=x,
-        y=y,
-        ratio=[
-            [points.get((b_max, b_cap), statics.get(b_max) if b_max == b_cap else None) for b_max in x] for b_cap in y
-        ],
-        fixed=fixed,
+
+    def ratio(b_max: int, b_cap: int) -> float | None:
+        return points.get((b_max, b_cap), statics.get(b_max) if b_max == b_cap else None)
+
+    return over_budgets(
+        metric, {*statics, *(b_max for b_max, _ in points)}, (b_cap for _, b_cap in points), ratio, fixed, MAP_POINTS
     )

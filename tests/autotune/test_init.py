@@ -59,7 +59,7 @@ VLLM = ["--backend", "vllm", "--model", "Qwen/Qwen2.5-3B-Instruct"]
             "server": {
                 "model": "Qwen/Qwen2.5-3B-Instruct", "flags": ["--dtype", "bfloat16", "--chat-template", "a b"],
             },
-            "trials": 7, "tuning_seeds": [0, 1], "held_out_seeds": [100, 101, 102],
+            "trials": 7, "tuning_seeds": [0], "held_out_seeds": [100, 101],
         }),
         ([*VLLM, "--url", "http://127.0.0.1:8000", "--settings-file", "/run/ppas.json"], {
             "server": {
@@ -153,11 +153,26 @@ def test_an_answer_that_makes_no_study_is_refused_and_nothing_is_made(arguments:
     assert list(Path().iterdir()) == []
 
 
+def test_a_live_study_is_proposed_that_takes_an_hour_at_most_and_its_file_says_how_long_and_how_to_go_on() -> None:
+    code, output = init("live.yaml", *VLLM, "--yes")
+    assert code == 0, output
+    plan = make_plan(load_spec(Path("live.yaml")))
+    minutes = plan.estimate().total_s() / 60
+    assert minutes <= 60
+    head = Path("live.yaml").read_text().partition("\n\n")[0]
+    assert f"# About {minutes:.0f} minutes and two server starts: " in head
+    assert "`ppas tune live.yaml --trials 40` goes on from there" in head
+
+
+def test_of_a_live_study_of_many_trials_it_is_said_how_to_make_it_shorter() -> None:
+    assert "`time_budget: 30m` ends the search then" in init("long.yaml", *VLLM, "--yes", "--trials", "80")[1]
+
+
 def test_json_tells_the_file_and_the_next_command_and_quiet_tells_nothing() -> None:
     code, output = init("a.yaml", "--json", *VLLM)
     found = json.loads(output)
     assert (code, found["file"], found["next"]) == (0, "a.yaml", "ppas tune a.yaml")
-    assert "minutes" in found["notes"][-1], "what a live study will take"
+    assert "minutes" in found["notes"][0], "what a live study will take"
     assert init("b.yaml", "--quiet") == (0, "")
 
 
