@@ -136,7 +136,10 @@ def identity(plan: Plan) -> dict[str, Any]:
 
 
 def _fixed_keys(spec: StudySpec) -> dict[str, Any]:
-    return {key: value for key, value in spec.model_dump(mode="json").items() if key not in _MAY_CHANGE}
+    fixed = {key: value for key, value in spec.model_dump(mode="json").items() if key not in _MAY_CHANGE}
+    if fixed["server"] is not None:
+        del fixed["server"]["memory_reserve_gib"]  # says when a server is started anew, not what it is
+    return fixed
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from autotune.results import StudyResults
 from autotune.runfolder import folder_name
 from autotune.sweep import Swept, sweep
 from autotune.tune import tune
-from ppas_core.errors import NoResult
+from ppas_core.errors import NoResult, PpasError
 from ppas_core.policy import PolicyParams
 
 pytestmark = pytest.mark.skipif(
@@ -111,6 +111,24 @@ def test_when_the_server_dies_under_every_setting_the_study_stops_and_can_go_on_
     states = [trial.state for trial in results.trials]
     assert states.count("failed") == 3, "what had been told stays; the fourth and later ones are measured"
     assert states.count("ok") == len(states) - 3
+
+
+def test_a_server_that_does_not_start_again_after_a_death_stops_the_study_at_once(tmp_path: Path) -> None:
+    once = tmp_path / "started"
+    script = f'[ -e {once} ] && {{ echo "no more today"; exit 3; }}; touch {once}; exec "$@"'
+    server = own_server(tmp_path, "sh", "-c", script, "sh", by_setting={static(256): "die"})
+    path = write_study(tmp_path, server, static_budgets=[256, 512, 1024])
+    with pytest.raises(PpasError, match="no more today"):
+        sweep(plan_of(path), tmp_path / "run")
+    assert logs(tmp_path / "run") == ["server-1.log", "server-2.log"]
+    assert not (tmp_path / "run/sweep" / folder_name(static(512))).exists()
+
+
+def test_a_reference_that_the_server_refuses_stops_the_study_before_any_trial(tmp_path: Path) -> None:
+    path = write_study(tmp_path, own_server(tmp_path, by_setting={REFERENCE.label(): "refuse"}))
+    with pytest.raises(NoResult, match=r"the reference .* cannot be measured: .*5 http_status of 5"):
+        tune(plan_of(path), tmp_path / "run")
+    assert not (tmp_path / "run/trials").exists()
 
 
 class _BreaksAfterTheReference(Silent):

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from live_study import live, logs, own_server, plan_of, write_study
 
+from autotune.runfolder import identity
 from autotune.server_memory import MemoryWatch, Sample, left_bytes, size, trend, used_bytes
 from autotune.tune import tune
 from reports.quality import memory_words
@@ -57,6 +58,15 @@ def test_a_server_that_leaks_is_started_anew_between_trials_and_the_study_says_s
     with (run / "servers/memory.jsonl").open("a") as file:
         file.write('{"server": "server-9", "used_by')  # a line that a killed process left
     assert MemoryWatch(run / "servers/memory.jsonl", reserve_bytes=0, replays_per_trial=1).summary() == watch.summary()
+
+
+def test_a_study_that_goes_on_may_keep_more_memory_free(tmp_path: Path) -> None:
+    server = {"model": "m", "wrapper": ["sh"]}
+    found = [
+        identity(plan_of(write_study(tmp_path, {**server, **more})))
+        for more in ({}, {"memory_reserve_gib": 64}, {"request_timeout": "9s"})
+    ]
+    assert found[0] == found[1] != found[2]
 
 
 # --- the trend ---
