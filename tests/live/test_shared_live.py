@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from live_study import own_server, plan_of, write_study
 
+from autotune.distributed import agreement
 from autotune.distributed.url import StorageUrl
 from autotune.distributed.work import Shared, work
 from autotune.progress import Silent
@@ -19,8 +20,10 @@ def made(folder: Path, **server: object) -> Path:
 
 
 def test_a_live_study_is_measured_by_a_worker_and_finished_elsewhere_and_other_flags_are_refused(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A stand-in's latencies are those of this machine's other work, and as far apart.
+    monkeypatch.setattr(agreement, "MOST_APART", 1000.0)
     where = StorageUrl.parse(f"sqlite:///{tmp_path / 's.db'}")
 
     def shared() -> Shared:
