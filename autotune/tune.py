@@ -412,7 +412,7 @@ class _Tuner:
                 f"({visible_pct:.1f} %); the ranking of the trials suffers, the interleaved comparison does not"
             )
         if (memory := self._server_memory()) is not None and (memory.is_near or memory.restarts):
-            again = f" (started anew for that: {memory.restarts} times, between trials)" if memory.restarts else ""
+            again = f"; servers started anew for that, between trials: {memory.restarts}" if memory.restarts else ""
             notes.append(f"the server leaks memory: {memory.sentence}{again}")
         if cold is not None and cold.change_pct is None:
             notes.append(f"the export could not be checked on a cold server: {cold.reason}")
