@@ -401,7 +401,7 @@ class _Tuner:
             and (gain_pct := comparison.overall[self.preferred[0]].improvement_pct) < error_pct
         ):
             notes.append(
-                f"the gain of {gain_pct:.1f} % is below the simulator's own error of {error_pct:.1f} % on published "
+                f"the gain of {gain_pct:.1f} % is within the simulator's own error of {error_pct:.1f} % on published "
                 "runs: confirm it on a live server"
             )
         drifts = [abs(point.change_pct) for point in self.searching.drift if point.change_pct is not None]

@@ -11,7 +11,7 @@ from autotune.results import StudyResults
 from ppas_core.errors import InvalidInput
 from ppas_core.files import write_atomically
 from reports import figures, figures_several, html, plane, several, summary
-from reports.numbers import capitalised, cleaned, counted, finite, interval, metric_label, percent, tokens
+from reports.numbers import capitalised, cleaned, counted, finite, interval, metric_head, metric_label, percent, tokens
 from reports.panel import Control, Panel, variants_of
 from reports.plane import LandscapeView
 from reports.several import AGAINST, Study
@@ -77,7 +77,7 @@ def _effects(studies: Sequence[Study]) -> Panel:
     )
     controls = (
         Control("Against", tuple(f"Against {against}" for against in AGAINST)),
-        Control("Metric", tuple(capitalised(metric_label(m)) for m in metrics)),
+        Control("Metric", tuple(metric_head(m) for m in metrics)),
     )
     caption = (
         "Improvement of each study's tuned setting over its own reference, on its own held-out traces, with the interval "

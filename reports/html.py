@@ -23,7 +23,7 @@ from autotune.records import Origin
 from autotune.results import StudyResults
 from ppas_core.files import write_atomically
 from reports import forecast, panels, quality, roles, statics, summary, tables, theme, verdict
-from reports.numbers import cleaned, moment
+from reports.numbers import capitalised, cleaned, moment
 from reports.odds import Odds, front_odds
 from reports.panel import Panel
 from reports.views import Missing
@@ -56,7 +56,7 @@ def page(results: StudyResults, shown: Mapping[str, Panel], known: Odds | None =
         simulated=results.origin is Origin.SIMULATED,
         created_at=moment(results.created_at),
         choice=cleaned(results.choice, 1000),
-        warnings=[cleaned(w, 1000) for w in results.warnings],
+        warnings=[capitalised(cleaned(w, 1000)) for w in results.warnings],
         not_identified=[(cleaned(k), cleaned(reason, 500)) for k, reason in results.not_identified.items()],
         headline=verdict.headline(results),
         load_lead=statics.sentence(results),
@@ -76,9 +76,10 @@ def page(results: StudyResults, shown: Mapping[str, Panel], known: Odds | None =
                 tables.failures_table(results),
             )
         },
-        exported=summary.exported_json(results),
+        snippets=summary.snippets(results),
         exported_is_static=roles.is_static(results.exported),
         commands=summary.commands(results),
+        digests=summary.digests(results),
         study_file=summary.study_file(results),
         provenance=summary.provenance(results),
         space=summary.entries(results.space),

@@ -51,6 +51,11 @@ def interval(low: float | None, high: float | None, *, signed: bool = True) -> s
     return f"{percent(low, signed=signed).removesuffix(' %')} to {percent(high, signed=signed)}"
 
 
+def metric_head(metric: str) -> str:
+    """A metric at the head of a column or on a switch, where room is short: `Mean latency` is the end-to-end one."""
+    return capitalised(metric_label(metric).replace("end-to-end ", ""))
+
+
 def change(improvement_pct: float | None, metric: str) -> str:
     """An improvement of a metric as what a reader sees happen: `1.7 % lower`, or `no difference`."""
     number = finite(improvement_pct)

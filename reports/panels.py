@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.results import StudyResults
 from reports import figures, figures_held_out, pairs, panels_more, plane, quality, roles, views
-from reports.numbers import capitalised, cleaned, counted, interval, metric_label, percent, tokens
+from reports.numbers import capitalised, cleaned, counted, interval, metric_head, metric_label, percent, tokens
 from reports.odds import DRAWS, Odds, front_odds
 from reports.pairs import REQUEST_METRICS
 from reports.panel import Control, Panel, drawn, origin_sentence, variants_of
@@ -65,10 +65,7 @@ def _front(results: StudyResults, odds: Odds) -> Panel:
         alt = f"{counted(len(first.points), 'trial')}, {len(first.front):,} on the Pareto front."
         if pick is not None:
             alt += f" The pick is {cleaned(pick.trial.setting.label)}: " + _gains_in_words(pick.gain_pct) + "."
-    names = tuple(
-        capitalised(metric_label(y)) if x is None else f"{capitalised(metric_label(x))} and {metric_label(y)}"
-        for x, y in axes
-    )
+    names = tuple(metric_head(y) if x is None else f"{metric_head(x)} and {metric_head(y)}" for x, y in axes)
     title = "The Pareto front, and every setting that was tried" if len(metrics) > 1 else "Every setting that was tried"
     scales = ("Close-up", "All trials") if any(getattr(view, "outside", 0) for view in built) else ("All trials",)
 
@@ -112,7 +109,7 @@ def _over_load(results: StudyResults) -> Panel:
     def draw(metric: int, scale: int) -> Any:
         return drawn(built[metric], lambda v: figures_held_out.over_load(v, relative=scale == 1))
 
-    controls = (Control("Metric", tuple(capitalised(metric_label(m)) for m in metrics)), Control("Show", options))
+    controls = (Control("Metric", tuple(metric_head(m) for m in metrics)), Control("Show", options))
     variants = variants_of(draw, len(metrics), len(options)) if metrics else {"0-0": first}
     return Panel("load", "Latency over load", caption + origin_sentence(results), alt, controls, variants)
 
@@ -135,7 +132,7 @@ def _effects(results: StudyResults) -> Panel:
         )
     built = {(a, m): views.effects(c, metric) for a, c in enumerate(made) for m, metric in enumerate(metrics)}
     rows = [len(v.rows) for v in built.values() if not isinstance(v, Missing)]
-    against = tuple(f"{cleaned(c.candidate, 40)} vs {cleaned(c.reference, 40)}" for c in made)
+    against = tuple(f"{capitalised(cleaned(c.candidate, 40))} vs {cleaned(c.reference, 40)}" for c in made)
     caption = (
         f"Improvement with its {comparison.confidence:.0%} bootstrap interval on held-out traces, paired per request. "
         "Right of 0 % is better; an interval that crosses 0 % shows no sure difference. "
@@ -145,7 +142,7 @@ def _effects(results: StudyResults) -> Panel:
         "How sure is the gain",
         caption + origin_sentence(results),
         alt,
-        (Control("Reference", against), Control("Metric", tuple(capitalised(metric_label(m)) for m in metrics))),
+        (Control("Reference", against), Control("Metric", tuple(metric_head(m) for m in metrics))),
         variants_of(lambda a, m: drawn(built[a, m], figures_held_out.effects), len(made), len(metrics)),
         max(rows, default=1),
     )
@@ -228,7 +225,7 @@ def _branches(results: StudyResults) -> Panel:
 def _convergence(results: StudyResults) -> Panel:
     metrics = [o.metric for o in results.objectives]
     built: list[Any] = [views.best_so_far(results, m) for m in metrics] + [views.hypervolume(results)]
-    names = [f"Best {metric_label(m)}" for m in metrics] + ["Hypervolume"]
+    names = [*(metric_head(m) for m in metrics), "Hypervolume"]
     caption = "What each arm had found after each of its own trials, on the tuning traces. "
     first = built[0]
     if isinstance(first, Missing):
@@ -290,7 +287,7 @@ def _slices(results: StudyResults, odds: Odds) -> Panel:
         caption += "Static budgets are left out where the knob does nothing in them. "
     controls = (
         Control("Knob", tuple(map(cleaned, knobs))),
-        Control("Objective", tuple(capitalised(metric_label(m)) for m in metrics)),
+        Control("Objective", tuple(metric_head(m) for m in metrics)),
     )
     return Panel(
         "slices",

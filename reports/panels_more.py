@@ -8,7 +8,7 @@ from typing import Any
 from autotune.records import Origin
 from autotune.results import StudyResults
 from reports import figures, figures_forecast, figures_timeline, forecast, plane, roles, timeline
-from reports.numbers import capitalised, cleaned, counted, metric_label, percent, tokens
+from reports.numbers import capitalised, cleaned, counted, metric_head, metric_label, percent, tokens
 from reports.panel import Control, Panel, drawn, origin_sentence, variants_of
 from reports.views import Missing
 
@@ -72,7 +72,7 @@ def _prediction(results: StudyResults) -> Panel | None:
         f"{capitalised(metric_label(first.metric))} of {counted(len(first.points), 'trial')}: the forecast of the gain is "
         f"off by {first.error_points:.1f} percentage points on average."
     )
-    names = tuple(capitalised(metric_label(objective.metric)) for objective in results.objectives)
+    names = tuple(metric_head(objective.metric) for objective in results.objectives)
     return Panel(
         "prediction",
         "Foretold against measured",
@@ -131,6 +131,6 @@ def _robustness(results: StudyResults) -> Panel | None:
         f"The pick against the reference on the held-out traces, played slower and faster; 1 is the traffic as given. "
         f"{firm}{capitalised(where)}.",
         alt + ".",
-        (Control("Metric", tuple(capitalised(metric_label(m)) for m in metrics)),),
+        (Control("Metric", tuple(metric_head(m) for m in metrics)),),
         variants_of(draw, len(views)),
     )

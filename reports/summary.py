@@ -10,7 +10,9 @@ from typing import Any
 
 import yaml
 
+from autotune.export import environment, server_flags, vllm_config_text
 from autotune.results import StudyResults
+from ppas_core.errors import InvalidInput
 from reports import roles
 from reports.numbers import NONE, cleaned
 
@@ -38,9 +40,46 @@ def study_file(results: StudyResults) -> str | None:
     return yaml.safe_dump(dict(study), sort_keys=False, allow_unicode=True, width=100)
 
 
-def exported_json(results: StudyResults) -> str:
-    """The exported setting as JSON, to copy; a static budget without the knobs that do nothing in it."""
-    return json.dumps(roles.acting_params(results.exported), indent=2, ensure_ascii=False)
+@dataclass(frozen=True, slots=True)
+class Snippet:
+    """The exported setting in one form to paste. id: in the page; use: where it goes, for people."""
+
+    id: str
+    name: str
+    use: str
+    text: str
+
+
+def snippets(results: StudyResults) -> tuple[Snippet, ...]:
+    """The exported setting as a vLLM config file, as environment and flags, as commands name it, and as JSON.
+
+    JSON alone where its values are none that the scheduler would take. A static budget without knobs that do nothing.
+    """
+    values = json.dumps(roles.acting_params(results.exported), indent=2, ensure_ascii=False)
+    plain = Snippet("json", "JSON", "For a setting file, or the field ppas of a live settings file.", values)
+    try:
+        params = results.exported.to_params()
+    except InvalidInput:
+        return (plain,)
+    command = " ".join(["vllm serve MODEL", *server_flags(params)])
+    lines = [f"{name}={value}" for name, value in environment(params).items()]
+    beside = "" if params.is_static else " Needs ppas-autotune beside vLLM."
+    return (
+        Snippet("yaml", "vllm.yaml", f"Start: vllm serve MODEL --config vllm.yaml.{beside}", vllm_config_text(params)),
+        Snippet(
+            "env",
+            "Environment",
+            "A static budget needs flags alone." if params.is_static else f"Variables and flags, for a shell.{beside}",
+            "\n".join([*(f"export {line}" for line in lines), command]) + "\n",
+        ),
+        Snippet("name", "Name", "For ppas compare, simulate, sweep and evaluate.", params.label().replace(" ", "/")),
+        plain,
+    )
+
+
+def digests(results: StudyResults) -> list[str]:
+    """The digest of every trace and its name, a line each, as `sha256sum` writes them."""
+    return [f"{cleaned(trace.digest)}  {cleaned(trace.name)}" for trace in results.traces]
 
 
 @dataclass(frozen=True, slots=True)

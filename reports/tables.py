@@ -15,6 +15,7 @@ from reports.numbers import (
     duration,
     finite,
     interval,
+    metric_head,
     metric_label,
     metric_value,
     percent,
@@ -33,6 +34,10 @@ _ARM_WORDS = {
     "predicted": "Proposed by the simulator",
     "random": "Random search",
 }
+
+
+_DIGITS = 12
+"""Digits of a digest in a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +72,20 @@ class Table:
 def settings_table(results: StudyResults) -> Table:
     """The exported setting beside the tuned one and its references, knob by knob."""
     reference = roles.reference_role(results)
-    columns = [("Exported", results.exported)]
-    for role, name in ((TUNED, "Tuned"), (reference, capitalised(reference)), (BEST_STATIC, "Best static")):
-        if (held := roles.role(results, role)) is not None:
-            columns.append((name, held.setting))
+    columns = [
+        (name, held.setting)
+        for role, name in ((TUNED, "Tuned"), (reference, capitalised(reference)), (BEST_STATIC, "Best static"))
+        if (held := roles.role(results, role)) is not None
+    ]
     if all(name != "Best static" for name, _ in columns):
         columns.append(("Best static", results.best_static))
+    exported = roles.acting_params(results.exported)
+    place = next((i for i, (_, setting) in enumerate(columns) if roles.acting_params(setting) == exported), None)
+    if place is None:
+        columns.insert(0, ("Exported", results.exported))
+    else:  # first, and once
+        name, setting = columns.pop(place)
+        columns.insert(0, (f"{name}, exported", setting))
     knobs = dict.fromkeys(knob for _, setting in columns for knob in setting.params)
     rows = tuple(
         (
@@ -114,7 +127,7 @@ def regimes_table(results: StudyResults) -> Table:
                         ),
                     )
                 )
-    names = ("Regime", "Setting", *(capitalised(metric_label(m)) for m in metrics))
+    names = ("Regime", "Setting", *(metric_head(m) for m in metrics))
     return Table(
         "regimes",
         f"Held-out traces by regime, and the gain over the {roles.reference_role(results)}",
@@ -151,8 +164,8 @@ def comparisons_table(results: StudyResults) -> Table:
     )
     names = (
         "Comparison",
-        *(capitalised(metric_label(m)) for m in metrics),
-        "Requests faster, end to end",
+        *(metric_head(m) for m in metrics),
+        "Requests faster",
         "Requests slower",
     )
     caption = "Comparisons on held-out traces: improvement and interval, geometric mean over the regimes"
@@ -166,7 +179,7 @@ def trials_table(results: StudyResults, odds: Odds) -> Table:
         "Trial",
         "Why tried",
         "Setting",
-        *(capitalised(metric_label(m)) for m in objectives),
+        *(metric_head(m) for m in objectives),
         *(("On the front",) if odds.chance else ("Front",)),
         "Capped steps",
         "Took",
@@ -260,12 +273,18 @@ def traces_table(results: StudyResults) -> Table:
             Cell(f"{t.num_requests:,}", t.num_requests, "number"),
             Cell(duration(t.duration_s), finite(t.duration_s), "number"),
             Cell(f"{significant(t.rate_per_s)} /s", finite(t.rate_per_s), "number"),
-            Cell(cleaned(t.digest), kind="code"),
+            Cell(_short_digest(cleaned(t.digest)), kind="code"),
         )
         for t in results.traces
     )
     names = ("Trace", "Regime", "Purpose", "Seed", "Requests", "Duration", "Rate", "Digest")
-    return Table("traces", "Traces of the study, with their digests", names, rows, "No trace is recorded.")
+    return Table("traces", "Traces of the study", names, rows, "No trace is recorded.")
+
+
+def _short_digest(digest: str) -> str:
+    """As much of a digest as tells traces apart; the page has it in full to copy."""
+    algorithm, _, digits = digest.rpartition(":")
+    return digest if len(digits) <= _DIGITS else f"{algorithm}:{digits[:_DIGITS]}…".removeprefix(":")
 
 
 def _columns(results: StudyResults) -> list[str]:

@@ -64,6 +64,7 @@ class Headline:
     title: str
     detail: str
     exported: str
+    exported_role: str
     costs: tuple[str, ...]
     tiles: tuple[Tile, ...]
 
@@ -73,7 +74,7 @@ def headline(results: StudyResults) -> Headline:
     reference = roles.reference_role(results)
     subject = BEST_STATIC if results.exported_role == BEST_STATIC else TUNED
     main = compared(results, reference, subject) or next(iter(results.comparisons), None)
-    exported = f"{roles.setting_words(results.exported)}, {cleaned(results.exported_role)}"
+    exported, exported_role = roles.setting_words(results.exported), cleaned(results.exported_role)
     if main is None:
         return Headline(
             "Not compared",
@@ -81,6 +82,7 @@ def headline(results: StudyResults) -> Headline:
             "The study compared no settings on held-out traces",
             "Nothing below is a result yet: figures of the search are flattered by selection.",
             exported,
+            exported_role,
             (),
             (),
         )
@@ -94,6 +96,7 @@ def headline(results: StudyResults) -> Headline:
         title,
         " ".join([*(_sentence(results, c, names_basis=c is shown[0]) for c in shown), *_noise_floor(results)]),
         exported,
+        exported_role,
         costs(results),
         tuple(_tiles(results, shown)),
     )
@@ -186,7 +189,7 @@ def _title(results: StudyResults, main: Comparison) -> tuple[str, str]:
         error_pct = results.simulator_error_pct
         if effect is None or error_pct is None or abs(effect.improvement_pct) >= error_pct:
             return word, title
-        return f"{word} in the simulator", f"{title}, by less than the simulator's own error of {error_pct:.1f} %"
+        return f"{word} in the simulator", f"{title}, but within the simulator's own error of {error_pct:.1f} %"
     if main.verdict == "no clear winner":
         return word, f"No clear winner between {candidate} and {reference}"
     return word, capitalised(f"{candidate} against {reference} is inconclusive")
@@ -263,7 +266,7 @@ def _share_tile(main: Comparison) -> Tile:
         note = f"{main.confidence:.0%} interval: {low * 100:.1f} to {percent(high * 100, signed=False)}; {note}"
     known = not math.isnan(main.share_faster + main.share_slower)
     return Tile(
-        f"Requests with lower end-to-end latency than with {role_words(main.reference)}",
+        f"Requests faster than with {role_words(main.reference)}",
         percent(main.share_faster * 100, signed=False),
         "of them",
         note,

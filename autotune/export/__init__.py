@@ -15,7 +15,7 @@ hand. Results as tables are in `tables`.
 from autotune.export.common import SCHEDULER_CLASS, settings_digest
 from autotune.export.patches import GENERATIONS, Generation, environment, nearest_expressible, server_flags
 from autotune.export.read import load_export
-from autotune.export.write import Cost, write_export, write_vllm_config
+from autotune.export.write import Cost, vllm_config_text, write_export, write_vllm_config
 
 __all__ = [
     "GENERATIONS",
@@ -27,6 +27,7 @@ __all__ = [
     "nearest_expressible",
     "server_flags",
     "settings_digest",
+    "vllm_config_text",
     "write_export",
     "write_vllm_config",
 ]

@@ -97,12 +97,18 @@ def write_vllm_config(params: PolicyParams, path: Path) -> Path:
 
 
 def _vllm_yaml(params: PolicyParams, origin: Iterable[str]) -> str:
+    use = "With ppas-autotune installed beside vLLM: vllm serve MODEL --config vllm.yaml"
+    if params.is_static:
+        use = "A static budget needs no scheduler of ours: vllm serve MODEL --config vllm.yaml"
+    return header([*origin, use], params) + vllm_config_text(params)
+
+
+def vllm_config_text(params: PolicyParams) -> str:
+    """What `vllm serve --config` needs to run `params`, as YAML without comments."""
     body: dict[str, Any] = {"max-num-batched-tokens": params.b_max, "max-num-seqs": params.max_num_seqs}
-    use = "A static budget needs no scheduler of ours: vllm serve MODEL --config vllm.yaml"
     if not params.is_static:
         body |= {"scheduler-cls": SCHEDULER_CLASS, "additional-config": {"ppas": params.to_dict()}}
-        use = "With ppas-autotune installed beside vLLM: vllm serve MODEL --config vllm.yaml"
-    return header([*origin, use], params) + yaml.safe_dump(body, sort_keys=False)
+    return yaml.safe_dump(body, sort_keys=False)
 
 
 def _own_env(

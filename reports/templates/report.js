@@ -71,6 +71,7 @@
         layout.font = { size: 11.5 };
         // A lane's title keeps its first part: there is no room for more.
         for (const note of layout.annotations ?? []) note.text = note.text.split(" · ")[0];
+        thinTicks(layout.xaxis);
       }
       data.forEach((trace, index) => { trace.visible = this.hidden.has(index) ? false : true; });
       this.writeLegend(data);
@@ -137,6 +138,14 @@
       document.querySelectorAll("tr.marked").forEach((other) => other.classList.remove("marked"));
       row.classList.add("marked");
     }
+  }
+
+  // On a phone long tick labels would tilt: every other one stays.
+  function thinTicks(axis) {
+    const texts = axis?.ticktext ?? [];
+    if (texts.length < 5 || texts.join("").length < 24) return;
+    axis.tickvals = axis.tickvals.filter((_, place) => place % 2 === 0);
+    axis.ticktext = texts.filter((_, place) => place % 2 === 0);
   }
 
   function swatch(trace) {
@@ -260,6 +269,18 @@
     new ResizeObserver(tell).observe(box);
   }
 
+  // Shows one of several forms of the same text; without a script all of them stand below each other.
+  function makeTabs(chooser) {
+    const tabs = chooser.parentElement.querySelectorAll(".tab");
+    const choose = () => {
+      const chosen = chooser.querySelector("input:checked").value;
+      tabs.forEach((tab) => { tab.hidden = tab.dataset.tab !== chosen; });
+    };
+    chooser.addEventListener("change", choose);
+    choose();
+  }
+
+  document.querySelectorAll(".tabs").forEach(makeTabs);
   document.querySelectorAll(".table-card").forEach(makeHint);
   document.querySelectorAll("table.sortable").forEach(makeSortable);
   document.querySelectorAll(".table-card:has(.filter)").forEach(makeFilter);

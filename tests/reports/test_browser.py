@@ -353,7 +353,7 @@ def test_the_theme_switch_recolours_page_and_figures_and_is_remembered(browser, 
 
 def test_the_trials_sort_by_a_column_with_failures_last_and_filter_by_words(opened):
     page = opened.page
-    head = page.locator("#table-trials thead th", has_text="Mean end-to-end latency")
+    head = page.locator("#table-trials thead th", has_text="Mean latency")
     head.locator("button").click()
     head.locator("button").click()
     assert head.get_attribute("aria-sort") == "descending"
@@ -367,12 +367,16 @@ def test_the_trials_sort_by_a_column_with_failures_last_and_filter_by_words(open
     assert "1 of" in page.locator("[data-table=trials] .count").inner_text()
 
 
-def test_the_exported_setting_can_be_copied(browser, report):
+def test_the_exported_setting_can_be_copied_in_each_of_its_forms(browser, report):
     context = browser.new_context(permissions=["clipboard-read", "clipboard-write"])
-    opened = Opened(context.new_page(), report)
-    opened.page.locator("button[data-copy=exported-json]").click()
-    opened.page.locator("button[data-copy=exported-json]", has_text="Copied").wait_for()
-    assert '"b_cap"' in opened.page.evaluate("navigator.clipboard.readText()")
+    page = Opened(context.new_page(), report).page
+    assert page.locator(".tab:visible").count() == 1, "one form is shown at a time"
+    for form, words in (("yaml", "scheduler-cls:"), ("env", "export PPAS_"), ("name", "/"), ("json", '"b_cap"')):
+        page.locator(f".tabs input[value={form}]").check(force=True)
+        button = page.locator(f"button[data-copy=exported-{form}]")
+        button.click()
+        button.get_by_text("Copied").wait_for()
+        assert words in page.evaluate("navigator.clipboard.readText()")
     context.close()
 
 

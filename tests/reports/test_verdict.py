@@ -8,8 +8,11 @@ import math
 import odd_studies
 import pytest
 import sample_study
+import yaml
 
+from autotune.export import environment, server_flags
 from autotune.results import Effect, StudyResults
+from autotune.settings import parse_setting
 from ppas_core.policy import PolicyParams
 from reports import roles, statics, summary, tables, verdict, views
 from reports.html import render
@@ -41,14 +44,14 @@ def test_the_headline_of_an_exported_tuned_setting_is_its_verdict(study):
     head = verdict.headline(study)
     assert (head.word, head.tone) == ("Better", "good")
     assert head.title == "The tuned setting is better than the paper default"
-    assert head.exported.endswith(", tuned")
+    assert head.exported_role == "tuned"
 
 
 def test_where_a_static_budget_is_exported_the_headline_says_that_p_pas_is_not_needed():
     head = verdict.headline(odd_studies.static_exported())
     assert (head.word, head.tone) == ("Better without P-PAS", "good")
     assert head.title == "A static budget is better: 4,096 tokens a step; P-PAS is not needed here"
-    assert head.exported == "static budget 4,096 (P-PAS off), best static"
+    assert (head.exported, head.exported_role) == ("static budget 4,096 (P-PAS off)", "best static")
     # The comparison was made the other way round: 25 % worse of a ratio of 1.25 is 1 - 1/1.25 = 20 % better.
     assert (
         "against the paper default: mean end-to-end latency is 20.0 % lower (95% interval 16.7 to 23.1 %" in head.detail
@@ -56,12 +59,35 @@ def test_where_a_static_budget_is_exported_the_headline_says_that_p_pas_is_not_n
     assert "The best static budget against the tuned setting: mean end-to-end latency is 0.8 % lower" in head.detail
 
 
+def test_each_form_of_the_exported_setting_is_that_setting(study):
+    params = study.exported.to_params()
+    forms = {form.name: form.text for form in summary.snippets(study)}
+    config = yaml.safe_load(forms["vllm.yaml"])
+    assert PolicyParams.from_dict(config["additional-config"]["ppas"]) == params
+    *exports, command = forms["Environment"].splitlines()
+    assert dict(line.removeprefix("export ").split("=") for line in exports) == environment(params)
+    assert command == f"vllm serve MODEL {' '.join(server_flags(params))}"
+    assert parse_setting(forms["Name"]) == PolicyParams.from_dict(json.loads(forms["JSON"])) == params
+
+
+def test_an_exported_setting_that_no_scheduler_takes_is_still_shown_as_json():
+    hostile = odd_studies.hostile()
+    assert [form.name for form in summary.snippets(hostile)] == ["JSON"]
+
+
+def test_the_exported_setting_stands_first_and_once_in_the_table_of_settings(study):
+    assert tables.settings_table(study).columns == ("Knob", "Tuned, exported", "Paper default", "Best static")
+    assert tables.settings_table(odd_studies.kept()).columns[1] == "Paper default, exported"
+
+
 def test_a_pick_that_is_a_static_budget_is_named_as_one_and_its_idle_knobs_are_not_shown():
     study = odd_studies.static_pick()
     head = verdict.headline(study)
     assert head.title == "A static budget is better: 4,096 tokens a step; P-PAS is not needed here"
-    assert head.exported == "static budget 4,096 (P-PAS off), tuned"
-    copied = json.loads(summary.exported_json(study))
+    assert (head.exported, head.exported_role) == ("static budget 4,096 (P-PAS off)", "tuned")
+    forms = {form.name: form.text for form in summary.snippets(study)}
+    assert forms["Environment"] == "vllm serve MODEL --max-num-batched-tokens 4096 --max-num-seqs 256\n"
+    copied = json.loads(forms["JSON"])
     assert copied == {"b_max": 4096, "b_cap": 4096, "max_num_seqs": 256}
     assert PolicyParams.from_dict(copied).is_static
     rows = {row[0].text: row[1].text for row in tables.settings_table(study).rows}
