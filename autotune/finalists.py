@@ -102,7 +102,7 @@ def check_cold(study: Measurement, exported: PolicyParams, hot: Sequence[Replay]
     server = plan.spec.server
     if not isinstance(evaluator, LiveEvaluator) or server is None or server.url or not server.cold_check:
         return None
-    config = write_vllm_config(exported, study.run.path / "servers" / "exported.yaml")
+    config = write_vllm_config(exported, study.run.path / "servers" / "exported.yaml", server.flags)
     traces = plan.held_out[:_COLD_TRACES]
     metric = study.preferred[0]
     folder = _kept_folder(study, "cold", [exported])

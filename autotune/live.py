@@ -17,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-from autotune.export import SCHEDULER_CLASS, write_vllm_config
+from autotune.export import SCHEDULER_CLASS, words_beside, write_vllm_config
 from autotune.records import ClientLag, Origin, Replay
 from autotune.replay.answer import TIMEOUT
 from autotune.replay.outcome import ReplayOutcome
@@ -233,7 +233,7 @@ class LiveEvaluator:
         if self.options.restart_per_trial:
             log = self._new_log("server")
             self.say(f"starting vLLM with {params.label()} (log: {log})")
-            server = self._start_with(write_vllm_config(params, log.with_suffix(".yaml")), log)
+            server = self._start_with(write_vllm_config(params, log.with_suffix(".yaml"), self.options.flags), log)
             self._remember_facts(server)
             self._in_force = params
             return server
@@ -282,8 +282,8 @@ class LiveEvaluator:
         return server
 
     def _start_with(self, config: Path, log: Path) -> Server:
-        """A server as its users start it with the export `config`."""
-        return self._start_server(log, flags=self.options.flags, environment={}, config=config)
+        """A server as its users start it with the export `config`: no flag but those that the file cannot hold."""
+        return self._start_server(log, flags=words_beside(self.options.flags), environment={}, config=config)
 
     def _start_server(self, log: Path, *, environment: Mapping[str, str], **options: Any) -> Server:
         self.starts += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -312,6 +313,7 @@ def _summary(results: StudyResults, path: Path) -> dict[str, Any]:
 
 def _show(results: StudyResults, path: Path) -> None:
     from autotune import metrics
+    from autotune.export import serve_lines
 
     tag = " (simulated)" if results.origin == "simulated" else " (measured)"
     say = console.out.print
@@ -355,6 +357,8 @@ def _show(results: StudyResults, path: Path) -> None:
     say(f"\nexported  {escape(f'{results.exported_role}, {results.exported.label}')}")
     say(f"report    {escape(str(path / 'report.html'))}")
     say(f"export    {escape(str(path / 'export'))}")
+    for head, line in zip_longest(["serve"], serve_lines(results, path / "export/vllm.yaml"), fillvalue=""):
+        say(f"{head:<9} {escape(line)}", soft_wrap=True)
 
 
 def _robustness(results: StudyResults) -> list[str]:

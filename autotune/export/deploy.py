@@ -1,10 +1,11 @@
 """An exported setting as containers: Docker Compose, Kubernetes, and values for the Helm chart of vLLM's production stack.
 
-Each file starts `vllm serve` with the study's own server flags and the exported setting. A P-PAS setting needs an image
-with ppas-autotune in it, which the exported Dockerfile builds from vLLM's official one; a static budget runs on the
-official image as it is. What the study does not know (model of a folder, vLLM version, the built image's name) is a
-placeholder that stops the tool with a message, never a guess. Every word of a user comes out of its reader as it was
-given: quoted where some reader of YAML would take it for a number or a switch, and with its dollars doubled.
+Each file starts `vllm serve` with the study's own server flags and the exported setting, as `vllm.yaml` says them. A
+P-PAS setting needs an image with ppas-autotune in it, which the exported Dockerfile builds from vLLM's official one; a
+static budget runs on the official image as it is. What the study does not know (model of a folder, vLLM version, the
+built image's name) is a placeholder that stops the tool with a message, never a guess. Every word of a user comes out of
+its reader as it was given: quoted where some reader of YAML would take it for a number or a switch, and with its dollars
+doubled.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
-
-import yaml
+from typing import Any, Final, Literal
 
 from autotune.export.common import SCHEDULER_CLASS, header, one_line
+from autotune.export.config_file import placed
 from autotune.export.flags import gpus, without_prefix_caching, without_secrets
 from autotune.export.patches import server_flags
+from autotune.export.yaml_text import yaml_text
 from autotune.results import StudyResults
 from ppas_core.policy import PolicyParams
 
@@ -31,8 +32,6 @@ _CONFIG_AT: Final = "/etc/ppas/vllm.yaml"
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
 _BUCKET: Final = re.compile(r"(s3|gs|az)://[A-Za-z0-9][A-Za-z0-9._/-]*")
 _RELEASE: Final = re.compile(r"[0-9]+\.[0-9]+\.[0-9]+(\.post[0-9]+|rc[0-9]+)?")
-_SAFE_PLAIN: Final = re.compile(r"(--?)?[A-Za-z/][\x21-\x7e]+( [\x21-\x7e]+)*")
-"""A text that no reader of YAML takes for a number or a switch; the rest is quoted, where it is one line."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,17 +40,22 @@ class Deployment:
 
     model: a name that another machine may have, None where the study used a folder, or does not say. is_sure: false
     where it may as well be a folder: a path beside the study file looks like a model hub's name, and the study records
-    no more than that. named: whether the study names a model at all. version: vLLM's release, None where the study does
-    not know it. flags: the server flags of the study, without secrets. dropped: flags left out, by name.
+    no more than that. named: what the study calls its model, "" where it names none. version: vLLM's release, None where
+    the study does not know it. flags: the server flags of the study, without secrets. beside: those of them that
+    `vllm.yaml` cannot say. dropped: flags left out, by name. environment: names of the variables that the measured server
+    was given. server: whether the tuner started it, joined one (whose flags nobody knows), or measured none.
     gpus: as the flags ask for.
     """
 
     model: str | None
     is_sure: bool
-    named: bool
+    named: str
     version: str | None
     flags: tuple[str, ...]
+    beside: tuple[str, ...]
     dropped: tuple[str, ...]
+    environment: tuple[str, ...]
+    server: Literal["started", "joined", "none"]
     gpus: int
 
     @classmethod
@@ -66,13 +70,17 @@ class Deployment:
         version = str(facts.get("vllm_version") or measured.get("vllm_version") or "").split("+", 1)[0]
         words = server.get("flags")
         flags, dropped = without_secrets(str(word) for word in words) if isinstance(words, list | tuple) else ((), ())
+        variables = measured.get("environment")
         return cls(
             model=named if is_name else None,
             is_sure=is_bucket or not is_name,
-            named=bool(named),
+            named=named,
             version=version if _RELEASE.fullmatch(version) else None,
             flags=flags,
+            beside=placed(flags).words_beside(),
             dropped=dropped,
+            environment=tuple(str(name) for name in variables) if isinstance(variables, list | tuple) else (),
+            server="none" if not server else "joined" if server.get("url") else "started",
             gpus=gpus(flags),
         )
 
@@ -93,7 +101,7 @@ def compose(params: PolicyParams, deployment: Deployment, origin: Iterable[str])
             f"${{MODEL:-{model}}}" if model else "${MODEL:?name the model}",
             "--config",
             _CONFIG_AT,
-            *_escaped(deployment.flags),
+            *_escaped(deployment.beside),
         ],
         "environment": ["HF_TOKEN"],
         "ports": [f"127.0.0.1:{_PORT}:{_PORT}"],
@@ -123,7 +131,7 @@ def compose(params: PolicyParams, deployment: Deployment, origin: Iterable[str])
     }
     lines = [*origin, "Use, beside vllm.yaml: docker compose up", *_image_lines(params), *_notes(deployment)]
     body = {"services": {"vllm": service}, "volumes": {"models": {}}}
-    return header(lines, params) + _yaml(body)
+    return header(lines, params) + yaml_text(body)
 
 
 def dockerfile(params: PolicyParams, deployment: Deployment, origin: Iterable[str]) -> str | None:
@@ -156,7 +164,7 @@ def kubernetes(params: PolicyParams, deployment: Deployment, origin: Iterable[st
         "name": "vllm",
         "image": f"{repository}:{tag}",
         "command": ["vllm", "serve"],
-        "args": [model, "--config", _CONFIG_AT, *_escaped(deployment.flags)],
+        "args": [model, "--config", _CONFIG_AT, *_escaped(deployment.beside)],
         "ports": [{"name": "http", "containerPort": _PORT}],
         "resources": {"limits": {"nvidia.com/gpu": str(deployment.gpus)}},
         "startupProbe": {"httpGet": health, "periodSeconds": 10, "failureThreshold": 180},
@@ -207,7 +215,7 @@ def kubernetes(params: PolicyParams, deployment: Deployment, origin: Iterable[st
         "A model that is not public needs its token: add it to the container as an environment variable from a Secret.",
         *_notes(deployment),
     ]
-    return header(lines, params) + "---\n".join(_yaml(part) for part in parts)
+    return header(lines, params) + "---\n".join(yaml_text(part) for part in parts)
 
 
 def helm_values(params: PolicyParams, deployment: Deployment, origin: Iterable[str]) -> str:
@@ -243,7 +251,7 @@ def helm_values(params: PolicyParams, deployment: Deployment, origin: Iterable[s
         *_change_lines(params, deployment),
         *_notes(deployment),
     ]
-    return header(lines, params) + _yaml({"servingEngineSpec": {"modelSpec": [model]}})
+    return header(lines, params) + yaml_text({"servingEngineSpec": {"modelSpec": [model]}})
 
 
 def _image(params: PolicyParams, deployment: Deployment) -> tuple[str, str]:
@@ -296,25 +304,3 @@ def _mapping(parent: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     """What stands under `key`, where it is an object; else an empty one."""
     found = parent.get(key)
     return found if isinstance(found, Mapping) else {}
-
-
-def _yaml(body: dict[str, Any]) -> str:
-    text: str = yaml.dump(body, Dumper=_Plain, sort_keys=False, allow_unicode=True, width=120)
-    return text
-
-
-class _Plain(yaml.SafeDumper):
-    """Writes a text of several lines as a block, and no anchors: what repeats is written again."""
-
-    def ignore_aliases(self, _data: Any) -> bool:
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = None if _SAFE_PLAIN.fullmatch(text) else '"'
-    if "\n" in text and all(character.isprintable() or character == "\n" for character in text):
-        style = "|"
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
-
-
-_Plain.add_representer(str, _text)

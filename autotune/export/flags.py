@@ -66,13 +66,23 @@ def grouped(words: Iterable[str]) -> list[Flag]:
     """The flags of a command in their order, each with the words that vLLM's parser takes for its values."""
     found: list[Flag] = []
     for word in words:
-        if _is_value(word):
+        if is_value(word):
             last = found.pop() if found else Flag("", (), ())
             found.append(Flag(last.name, (*last.values, word), (*last.words, word)))
         else:
             name, value = _split(word)
             found.append(Flag(name, () if value is None else (value,), (word,)))
     return found
+
+
+def is_value(word: str) -> bool:
+    """Whether vLLM's parser takes `word` for a value and not for a flag."""
+    if not word.startswith("-") or word == "-" or _NEGATIVE.fullmatch(word):
+        return True
+    if "=" in word or not re.search(r"\s", word):
+        return False
+    name = _split(word)[0]
+    return not (names_secret(name) or any(is_flag(name, *flag) for flag in _SECRET_FLAGS))
 
 
 def is_flag(name: str, full: str, shortest: str) -> bool:
@@ -168,16 +178,6 @@ def _split(word: str) -> tuple[str, str | None]:
         found = value
     head, dot, tail = name.partition(".")
     return (head.replace("_", "-") if name.startswith("--") else head) + dot + tail, value if found else None
-
-
-def _is_value(word: str) -> bool:
-    """Whether the parser takes `word` for a value and not for a flag."""
-    if not word.startswith("-") or word == "-" or _NEGATIVE.fullmatch(word):
-        return True
-    if "=" in word or not re.search(r"\s", word):
-        return False
-    name = _split(word)[0]
-    return not (names_secret(name) or any(is_flag(name, *flag) for flag in _SECRET_FLAGS))
 
 
 def _count(flags: Sequence[Flag], short: str, full: str, shortest: str) -> int:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import shlex
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
-
-import yaml
+from typing import Final
 
 from autotune.export.common import (
     KIND,
     SAFE_VALUE,
-    SCHEDULER_CLASS,
     SIGNATURE_FILE,
     VERSION,
     header,
@@ -19,8 +17,10 @@ from autotune.export.common import (
     settings_digest,
     sha256,
 )
+from autotune.export.config_file import vllm_config_text
 from autotune.export.deploy import Deployment, compose, dockerfile, helm_values, kubernetes
 from autotune.export.flags import scrubbed
+from autotune.export.index import INDEX_FILE, index, server_lines
 from autotune.export.patches import GENERATIONS, Generation, environment, nearest_expressible, server_flags
 from autotune.export.vllm_bench import auto_tune_result, sweep_params
 from autotune.provenance import now
@@ -30,6 +30,7 @@ from ppas_core.files import write_atomically
 from ppas_core.plain_json import dump_json
 from ppas_core.policy import PolicyParams
 
+_JSON: Final = "settings.json"
 Cost = Callable[[PolicyParams], float]
 """The predicted preferred objective of other settings as ratio to the exported one: 1.03 is 3 % worse."""
 
@@ -53,15 +54,17 @@ def write_export(
         generation: cost(near) if reasons and cost is not None else None
         for generation, (near, reasons) in nearest.items()
     }
-    deployment, vllm_yaml = Deployment.of(results), _vllm_yaml(params, origin)
+    deployment = Deployment.of(results)
+    vllm_yaml = _vllm_yaml(params, deployment, origin)
+    of_flags = [*origin, *_flag_lines(deployment)]
     files: dict[str, str | None] = {
         "vllm.yaml": vllm_yaml,
-        "ppas.env": _own_env(params, origin, nearest),
+        "ppas.env": _own_env(params, of_flags, nearest),
         **{
-            f"vllm-{generation}.env": _patch_env(params, generation, origin, near, reasons, costs[generation])
+            f"vllm-{generation}.env": _patch_env(params, generation, of_flags, near, reasons, costs[generation])
             for generation, (near, reasons) in nearest.items()
         },
-        "settings.json": None,
+        _JSON: None,
         "compose.yaml": compose(params, deployment, origin),
         "Dockerfile": dockerfile(params, deployment, origin),
         "kubernetes.yaml": kubernetes(params, deployment, origin, vllm_yaml),
@@ -69,8 +72,10 @@ def write_export(
         "vllm-sweep.json": sweep_params(results, Setting.of(params)),
         "auto_tune.txt": auto_tune_result(results),
     }
+    named = [name for name, text in files.items() if text is not None or name == _JSON]
+    files[INDEX_FILE] = index(named, deployment, origin)
     others = {name: sha256(text.encode()) for name, text in files.items() if text is not None}
-    files["settings.json"] = _settings_json(results, setting, params, nearest, costs, others)
+    files[_JSON] = _settings_json(results, setting, params, nearest, costs, others)
     written = {directory / name: text for name, text in files.items() if text is not None}
     (directory / SIGNATURE_FILE).unlink(missing_ok=True)  # it is of other files, and would only fail from now on
     for path, text in written.items():
@@ -90,25 +95,30 @@ def _origin_lines(results: StudyResults, setting: Setting, params: PolicyParams)
     ]
 
 
-def write_vllm_config(params: PolicyParams, path: Path) -> Path:
-    """Writes `params` alone as a file for `vllm serve --config`, and returns its path."""
-    write_atomically(path, _vllm_yaml(params, ["Made by ppas-autotune to check an export."]).encode())
+def write_vllm_config(params: PolicyParams, path: Path, flags: Sequence[str] = ()) -> Path:
+    """Writes `params` for a server with `flags` as a file for `vllm serve --config`, and returns its path.
+
+    It says what the exported `vllm.yaml` says; `words_beside` tells which flags it cannot hold.
+    """
+    text = header(["Made by ppas-autotune to check an export."], params) + vllm_config_text(params, flags)
+    write_atomically(path, text.encode())
     return path
 
 
-def _vllm_yaml(params: PolicyParams, origin: Iterable[str]) -> str:
-    use = "With ppas-autotune installed beside vLLM: vllm serve MODEL --config vllm.yaml"
+def _vllm_yaml(params: PolicyParams, deployment: Deployment, origin: Iterable[str]) -> str:
+    use = "With ppas-autotune installed beside vLLM: "
     if params.is_static:
-        use = "A static budget needs no scheduler of ours: vllm serve MODEL --config vllm.yaml"
-    return header([*origin, use], params) + vllm_config_text(params)
+        use = "A static budget needs no scheduler of ours: "
+    command = one_line(shlex.join(["vllm", "serve", "MODEL", "--config", "vllm.yaml", *deployment.beside]))
+    lines = [*origin, use + command, *server_lines(deployment)]
+    return header(lines, params) + vllm_config_text(params, deployment.flags)
 
 
-def vllm_config_text(params: PolicyParams) -> str:
-    """What `vllm serve --config` needs to run `params`, as YAML without comments."""
-    body: dict[str, Any] = {"max-num-batched-tokens": params.b_max, "max-num-seqs": params.max_num_seqs}
-    if not params.is_static:
-        body |= {"scheduler-cls": SCHEDULER_CLASS, "additional-config": {"ppas": params.to_dict()}}
-    return yaml.safe_dump(body, sort_keys=False)
+def _flag_lines(deployment: Deployment) -> list[str]:
+    """What stands in a file that holds no flags but the setting's."""
+    if not deployment.flags:
+        return []
+    return [f"The measured server had these flags beside: {one_line(shlex.join(deployment.flags))}"]
 
 
 def _own_env(

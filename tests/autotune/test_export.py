@@ -127,7 +127,7 @@ def test_every_file_of_an_export_loads_to_the_settings_it_is_for(tmp_path: Path,
     assert [file.name for file in files] == [
         "vllm.yaml", "ppas.env", "vllm-0.22.1.env", "vllm-0.27.1.env", "settings.json", "compose.yaml",
         *([] if params.is_static else ["Dockerfile"]), "kubernetes.yaml", "helm-values.yaml", "vllm-sweep.json",
-        "auto_tune.txt",
+        "auto_tune.txt", "README.md",
     ]  # fmt: skip
     assert sorted(files) == sorted((tmp_path / "export").iterdir())
     assert load_export(files[0]) == load_export(files[1]) == load_export(files[4]) == params

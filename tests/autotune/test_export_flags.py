@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 from test_export import STATIC, TUNED, results_of
 
-from autotune.export import write_export
+from autotune.export import load_export, words_beside, write_export
+from autotune.export.config_file import placed
 from autotune.export.deploy import CHANGE_ME
 from autotune.export.flags import HIDDEN, gpus, grouped, scrubbed, without_prefix_caching, without_secrets
 
@@ -37,19 +39,47 @@ def live(flags: list[str], model: str = "example/Model-3B", measured: str | None
     }
 
 
-def words_of(folder: Path) -> dict[str, list[str]]:
-    """The words that the server gets from each file: as a YAML 1.1 and a 1.2 reader see them, variables replaced."""
+Said = list[tuple[str, tuple[str, ...]]]
+
+
+def flags_of(folder: Path) -> dict[str, Said]:
+    """The flags that the server gets from each file: as a YAML 1.1 and a 1.2 reader see them, variables replaced."""
     found = {}
     for reader in (yaml.safe_load_all, YAML(typ="safe", pure=True).load_all):
         service = next(reader((folder / "compose.yaml").read_text()))["services"]["vllm"]
-        found[f"compose, {reader}"] = [word.replace("$$", "$") for word in service["command"][3:]]
-        pod = list(reader((folder / "kubernetes.yaml").read_text()))[1]["spec"]["template"]["spec"]
-        found[f"kubernetes, {reader}"] = [expanded(word) for word in pod["containers"][0]["args"][3:]]
+        mounted = said(as_vllm_reads_it(next(reader((folder / "vllm.yaml").read_text()))))
+        beside = said([word.replace("$$", "$") for word in service["command"][3:]])
+        found[f"compose, {reader}"] = sorted(mounted + beside)
+        config, deployment, _ = reader((folder / "kubernetes.yaml").read_text())
+        mounted = said(as_vllm_reads_it(next(reader(config["data"]["vllm.yaml"]))))
+        container = deployment["spec"]["template"]["spec"]["containers"][0]
+        beside = said([expanded(word) for word in container["args"][3:]])
+        found[f"kubernetes, {reader}"] = sorted(mounted + beside)
         model = next(reader((folder / "helm-values.yaml").read_text()))["servingEngineSpec"]["modelSpec"][0]
         arguments = model["vllmConfig"]["extraArgs"]
         end = arguments.index("--max-num-batched-tokens")
-        found[f"helm, {reader}"] = [expanded(word) for word in arguments[:end]]
+        found[f"helm, {reader}"] = said([expanded(word) for word in arguments[:end]])
     return found
+
+
+def as_vllm_reads_it(config: dict[str, Any]) -> list[str]:
+    """The words that vLLM makes of a config file (`load_config_file` of 0.27.1), but for those of the setting itself."""
+    words: list[str] = []
+    for key, value in config.items():
+        if key in ("max-num-batched-tokens", "max-num-seqs", "scheduler-cls", "additional-config"):
+            continue
+        if isinstance(value, bool):
+            words += [f"--{key}"] if value else []
+        elif isinstance(value, list):
+            words += [f"--{key}", *(str(item) for item in value)] if value else []
+        else:
+            words += [f"--{key}", str(value)]
+    return words
+
+
+def said(words: list[str]) -> Said:
+    """What the flags in `words` say, however they are spelt and in whichever order they stand."""
+    return sorted((flag.name, flag.values) for flag in grouped(words))
 
 
 def expanded(word: str) -> str:
@@ -85,8 +115,8 @@ def test_a_secret_in_any_spelling_reaches_no_file_and_what_was_left_out_is_said(
     around = ["--enforce-eager", *flags, "--max_model_len", "4096"]
     for file in write_export(results_of(TUNED, provenance=live(around)), tmp_path):
         assert "s3cret" not in file.read_text(), file
-    for words in words_of(tmp_path).values():
-        assert words == ["--enforce-eager", "--max_model_len", "4096"]
+    for found in flags_of(tmp_path).values():
+        assert found == [("--enforce-eager", ()), ("--max-model-len", ("4096",))]
     for name in ("compose.yaml", "kubernetes.yaml", "helm-values.yaml"):
         assert "Left out, since a file is no place for a secret: --" in (tmp_path / name).read_text()
 
@@ -165,8 +195,8 @@ def test_helm_switches_prefix_caching_off_however_the_flag_is_spelt(flag: str) -
 
 def test_every_strange_word_of_a_flag_comes_out_of_every_file_as_it_was(tmp_path: Path) -> None:
     write_export(results_of(TUNED, provenance=live(STRANGE)), tmp_path)
-    for where, words in words_of(tmp_path).items():
-        assert words == STRANGE, where
+    for where, found in flags_of(tmp_path).items():
+        assert found == said(STRANGE), where
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=10), max_size=4))
@@ -176,8 +206,69 @@ def test_any_words_of_flags_come_out_of_every_file_as_they_were(
 ) -> None:
     folder = tmp_path_factory.mktemp("export")
     write_export(results_of(STATIC, provenance=live(flags)), folder)
-    for where, words in words_of(folder).items():
-        assert words == flags, where
+    for where, found in flags_of(folder).items():
+        assert found == said(flags), where
+
+
+STRANGE_FLAGS = [word for number, text in enumerate(STRANGE) for word in (f"--x{number}", text)]
+
+
+def test_every_strange_value_that_a_config_file_can_say_stands_in_it(tmp_path: Path) -> None:
+    found = placed(STRANGE_FLAGS)
+    assert [flag.name for flag in found.beside] == ["--"], "which ends the flags, and is no value of one"
+    write_export(results_of(TUNED, provenance=live(STRANGE_FLAGS)), tmp_path)
+    for where, flags in flags_of(tmp_path).items():
+        assert flags == said(STRANGE_FLAGS), where
+
+
+@pytest.mark.parametrize(
+    ("flags", "entries", "beside"),
+    [
+        (["--kv-cache-memory-bytes", "200000000"], {"kv-cache-memory-bytes": 200000000}, []),
+        (["--max_model_len=8k", "--enforce-eager"], {"max-model-len": "8k", "enforce-eager": True}, []),
+        (["-tp", "2", "-ep"], {"tensor-parallel-size": 2, "enable-expert-parallel": True}, []),
+        (["-O3", "-tp=4"], {"tensor-parallel-size": 4}, ["-O3"]),
+        (["--seed", "08", "--temperature", "0.90"], {"seed": "08", "temperature": "0.90"}, []),
+        (["--lora-modules", "a=b", "c=d"], {"lora-modules": ["a=b", "c=d"]}, []),
+        (["--middleware", "a", "--middleware=b"], {}, ["--middleware", "a", "--middleware=b"]),
+        (["-tp", "2", "--tensor-parallel-size", "4"], {}, ["-tp", "2", "--tensor-parallel-size", "4"]),
+        (["--chat-template=-x", "--seed", "-1"], {"seed": -1}, ["--chat-template=-x"]),
+        (["--host", "192.0.2.1", "--port=9", "--max_num_seqs", "4"], {}, []),
+        (["--hf-overrides.pad_token", "<pad>"], {"hf-overrides.pad_token": "<pad>"}, []),
+    ],
+    ids=lambda value: " ".join(value)[:30] if isinstance(value, list) else "",
+)
+def test_a_flag_stands_in_the_config_file_where_one_can_say_it_and_else_in_the_command(
+    flags: list[str], entries: dict[str, Any], beside: list[str], tmp_path: Path
+) -> None:
+    write_export(results_of(STATIC, provenance=live([*flags, "--api-key", "s3cret"])), tmp_path)
+    config = yaml.safe_load((tmp_path / "vllm.yaml").read_text())
+    assert config == {"max-num-batched-tokens": 2048, "max-num-seqs": 64, **entries}
+    command = shlex.join(["serve", "example/Model-3B", "--config", "vllm.yaml", *beside])
+    assert f" ppas {command}\n" in (tmp_path / "README.md").read_text()
+    assert words_beside([*flags, "--api-key", "s3cret"]) == (*beside, "--api-key", "s3cret")
+
+
+def test_the_users_own_additional_config_stays_beside_our_settings(tmp_path: Path) -> None:
+    file = write_export(
+        results_of(TUNED, provenance=live(["--additional-config", '{"mine": 1, "ppas": 2}'])), tmp_path
+    )[0]
+    assert yaml.safe_load(file.read_text())["additional-config"] == {"mine": 1, "ppas": TUNED.to_dict()}
+    assert load_export(file) == TUNED
+
+
+def test_of_a_joined_or_a_simulated_server_it_is_said_that_its_flags_are_not_known(tmp_path: Path) -> None:
+    joined = live([])
+    joined["study"]["server"]["url"] = "http://127.0.0.1:8000"
+    write_export(results_of(TUNED, provenance=joined), tmp_path / "joined")
+    write_export(results_of(TUNED, provenance={}), tmp_path / "simulated")
+    for name in ("vllm.yaml", "README.md"):
+        assert (
+            "a server that somebody else started, whose flags it does not know"
+            in (tmp_path / "joined" / name).read_text()
+        )
+        assert "No server was measured" in (tmp_path / "simulated" / name).read_text()
+    assert "ppas serve MODEL --config vllm.yaml\n" in (tmp_path / "simulated/README.md").read_text()
 
 
 def args_of(folder: Path) -> list[str]:

@@ -137,6 +137,11 @@ def test_report_and_export_come_from_the_run_folder_alone(finished: tuple[StudyR
     )
     assert 'id="forecast-title"' in (path / "report.html").read_text()  # predicted against measured
     assert load_export(path / "export/vllm.yaml").label() == results.exported.label
+    exported = yaml.safe_load((path / "export/vllm.yaml").read_text())
+    assert exported == yaml.safe_load((path / "servers/exported.yaml").read_text()), (
+        "the cold server was started with what is exported"
+    )
+    assert exported["kv-cache-memory-bytes"] == 200_000_000, "and that has the flags of the server that was measured"
 
 
 # --- what goes wrong ---

@@ -1,0 +1,94 @@
+"""The file in an export that names the others, and the command that each is for."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from autotune.export.common import one_line
+from autotune.export.deploy import Deployment
+from autotune.results import StudyResults
+
+INDEX_FILE: Final = "README.md"
+_USES: Final = {
+    "vllm.yaml": ("the setting, and the flags of the server that was measured, for vLLM", "the one above"),
+    "ppas.env": (
+        "the setting as environment variables, for vLLM with ppas-autotune installed beside it",
+        "`set -a; . ./ppas.env; set +a`, then `vllm serve MODEL` with the flags that the file names",
+    ),
+    "vllm-0.22.1.env": ("the same for the published patch of vLLM 0.22.1", "as for `ppas.env`"),
+    "vllm-0.27.1.env": ("the same for the published patch of vLLM 0.27.1", "as for `ppas.env`"),
+    "settings.json": (
+        "the setting with its provenance and the other files' digests, for programs",
+        "`ppas verify .`; or in place of a setting's name: `ppas compare settings.json ppas`",
+    ),
+    "compose.yaml": ("one server, for Docker Compose", "`docker compose up`"),
+    "Dockerfile": ("vLLM's official image with ppas-autotune in it", "`docker build .`; `docker compose up` does that"),
+    "kubernetes.yaml": ("one server, for Kubernetes", "`kubectl apply -f kubernetes.yaml`"),
+    "helm-values.yaml": (
+        "values for the Helm chart of the vLLM production stack",
+        "`helm install vllm vllm/vllm-stack -f helm-values.yaml`",
+    ),
+    "vllm-sweep.json": ("settings for vLLM's own sweep", "`vllm bench sweep serve --serve-params vllm-sweep.json`"),
+    "auto_tune.txt": ("the static budgets, as vLLM's `auto_tune.sh` writes its result", "none"),
+}
+
+
+def serve_lines(results: StudyResults, config: Path) -> list[str]:
+    """The command that serves with the export `config`, to copy, and what has to be added to it: a secret, a model."""
+    deployment = Deployment.of(results)
+    lines = [_serve(str(config), deployment)]
+    if deployment.dropped:
+        lines.append(f"add {', '.join(one_line(name) for name in deployment.dropped)}: no file holds a secret")
+    if not deployment.named:
+        lines.append("MODEL is yours to name: the study names none")
+    return lines
+
+
+def index(names: Iterable[str], deployment: Deployment, origin: Iterable[str]) -> str:
+    """`README.md`: what each of the files `names` is, and the command that takes it."""
+    quoted = [*origin, "To serve with it, in this folder:", "", f"  {_serve('vllm.yaml', deployment)}"]
+    if notes := server_lines(deployment):
+        quoted += ["", *notes]
+    rows = [(name, *_USES[name]) for name in names]
+    lines = [
+        "# An exported setting",
+        "",
+        *(f"    {line}".rstrip() for line in quoted),  # as it is: no word of a user is read as Markdown
+        "",
+        "| file | what it is | command, in this folder |",
+        "|---|---|---|",
+        *(f"| `{name}` | {what} | {command} |" for name, what, command in rows),
+        "",
+        "The comments at the head of each file say what it needs.",
+    ]
+    return "".join(f"{line}\n" for line in lines)
+
+
+def server_lines(deployment: Deployment) -> list[str]:
+    """What a reader of `vllm.yaml` must know of the measured server's flags."""
+    if deployment.server == "joined":
+        return [
+            "The study measured a server that somebody else started, whose flags it does not know: only the setting "
+            "stands in vllm.yaml. Start yours with the flags that that one had."
+        ]
+    if deployment.server == "none":
+        return ["No server was measured, so vllm.yaml has no flags but the setting's: add what your model needs."]
+    lines = ["The server's flags are those of the study. Flags on the command line win."]
+    if deployment.beside:
+        lines.append(
+            f"A config file cannot say these, so they stand in the command: {one_line(shlex.join(deployment.beside))}"
+        )
+    if deployment.dropped:
+        names = ", ".join(one_line(name) for name in deployment.dropped)
+        lines.append(f"Left out, since a file is no place for a secret: {names}. Add it to the command.")
+    if deployment.environment:
+        names = ", ".join(one_line(name) for name in deployment.environment)
+        lines.append(f"The measured server was given these environment variables, whose values no file has: {names}")
+    return lines
+
+
+def _serve(config: str, deployment: Deployment) -> str:
+    return one_line(shlex.join(["ppas", "serve", deployment.named or "MODEL", "--config", config, *deployment.beside]))
