@@ -14,6 +14,9 @@ from autotune.metrics import NO_LIMITS, Limits
 from autotune.records import Replay
 from ppas_core.errors import NoResult
 
+_WIDEST = 4.0
+"""Upper over lower end of a ratio's interval beyond which its numbers would only mislead."""
+
 RegimeMeans = dict[str, dict[str, float]]
 """Regime to metric name to mean over the regime's traces."""
 
@@ -81,6 +84,15 @@ def objective(
 def improvement_pct(ratio_value: float) -> float:
     """The paper's improvement of a ratio, in per cent: (1 - R) * 100; positive is better."""
     return (1 - ratio_value) * 100
+
+
+def is_measurable(low_pct: float, high_pct: float) -> bool:
+    """Whether an interval of an improvement says anything: not where it reaches to both sides of 0 and its ends are more
+    than a factor of four apart, as from half to twice the reference.
+    """
+    if not low_pct < 0 < high_pct:
+        return True
+    return (100 - low_pct) <= _WIDEST * (100 - high_pct)
 
 
 def client_lag(replays: Iterable[Replay]) -> dict[str, float] | None:

@@ -21,6 +21,8 @@ from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.policy import Branch, PolicyParams
 
 BALANCED: Final = "balanced"
+NOT_MEASURABLE: Final = "not measurable here"
+"""Stands for an effect whose interval is too wide to say anything; results.json keeps the numbers."""
 _SHORT_NAMES: Final = {"mean": "mean_latency_s", "p95": "p95_latency_s"}
 
 
@@ -141,17 +143,24 @@ def exported_role(against_reference: Verdict, against_static: Verdict, reference
     return "reference"
 
 
-def verdict(comparison: PairedComparison, preferred: Sequence[str], *, min_gain_pct: float) -> Verdict:
-    """`better` or `worse` when the interval of every preferred objective lies on that side of 0, else no clear winner.
+def verdict(
+    comparison: PairedComparison, preferred: Sequence[str], *, min_gain_pct: float, floor_pct: float = 0.0
+) -> Verdict:
+    """`better` or `worse` when the interval of every preferred objective lies on that side of 0.
 
-    `better` also asks for a gain of at least `min_gain_pct`: below it a difference is not worth a change.
+    Both also ask for a difference of at least `min_gain_pct`, below which it is not worth a change, and of `floor_pct`,
+    which is what the noise lets one see. Else `no clear winner` where the intervals exclude both a gain and a loss worth
+    having, and `inconclusive` where they do not: more measurements could still find one.
     """
+    asked_pct = max(min_gain_pct, floor_pct)
     effects = [comparison.overall[name] for name in preferred]
-    if all(effect.low > 0 and effect.value >= min_gain_pct for effect in effects):
+    if all(effect.low > 0 and effect.value >= asked_pct for effect in effects):
         return "better"
-    if all(effect.high < 0 and effect.value <= -min_gain_pct for effect in effects):
+    if all(effect.high < 0 and effect.value <= -asked_pct for effect in effects):
         return "worse"
-    return "no clear winner"
+    may_be_better = all(effect.high > 0 and effect.high >= min_gain_pct for effect in effects)
+    may_be_worse = all(effect.low < 0 and effect.low <= -min_gain_pct for effect in effects)
+    return "inconclusive" if may_be_better or may_be_worse else "no clear winner"
 
 
 def sentence(
@@ -161,14 +170,22 @@ def sentence(
     preferred: Sequence[str],
     found: Verdict,
     origin: Origin,
+    simulator_error_pct: float | None = None,
 ) -> str:
-    """The verdict in words, with the effect, its interval and what it rests on; says so when that is simulated."""
+    """The verdict in words, with the effect, its interval and what it rests on; says so when that is simulated.
+
+    simulator_error_pct: given where the effect is smaller than that.
+    """
     effects = "; ".join(
         f"{metrics.metric(name).label} {change(comparison.overall[name], comparison.confidence)}" for name in preferred
     )
+    within = (
+        "" if simulator_error_pct is None else f" in the simulator, within its own error of {simulator_error_pct:.1f} %"
+    )
     head = {
-        "better": f"{candidate} is better than {reference}",
-        "worse": f"{candidate} is worse than {reference}",
+        "better": f"{candidate} is better than {reference}{within}",
+        "worse": f"{candidate} is worse than {reference}{within}",
+        "unchanged": f"Unchanged: {candidate} is the same setting as {reference}",
         "no clear winner": f"No clear winner between {candidate} and {reference}",
         "inconclusive": f"{candidate} against {reference} is inconclusive",
     }[found]
@@ -180,10 +197,16 @@ def sentence(
 
 
 def change(effect: Interval, confidence: float) -> str:
-    """An effect in words, such as `1.7 % better (95% interval 1.0 to 2.4 %)`; signs only where the interval spans 0."""
+    """An effect in words and without signs, such as `1.7 % better (95% interval 1.0 to 2.4 %)`; each end has its own word
+    where the interval spans 0: `0.9 % worse to 2.4 % better`.
+    """
+    if not aggregate.is_measurable(effect.low, effect.high):
+        return NOT_MEASURABLE
     word = "better" if effect.value >= 0 else "worse"
-    low, high = (effect.low, effect.high) if effect.value >= 0 else (-effect.high, -effect.low)
-    span = f"{low:.1f} to {high:.1f} %" if low >= 0 else f"{low:+.1f} to {high:+.1f} %"
+    if effect.low < 0 < effect.high:
+        span = f"{-effect.low:.1f} % worse to {effect.high:.1f} % better"
+    else:
+        span = "{:.1f} to {:.1f} %".format(*sorted((abs(effect.low), abs(effect.high))))
     return f"{abs(effect.value):.1f} % {word} ({confidence:.0%} interval {span})"
 
 

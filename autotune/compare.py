@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
 from autotune import aggregate, choose, metrics, stats
+from autotune.alike import acted_alike
 from autotune.metrics import Limits
+from autotune.noise import HOPELESS_PCT, half_width
 from autotune.records import FloatArray, Origin, Replay
 from autotune.results import Comparison, Effect, HeldOut, HeldOutRequests, Setting, Verdict
 from autotune.spec import StudySpec
 from autotune.stats import Interval, PairedComparison
+from autotune.study_noise import StudyNoise
 
 COMPARED: tuple[str, ...] = (
     "mean_latency_s", "p95_latency_s", "mean_ttft_s", "p95_ttft_s", "mean_tpot_s", "p95_tpot_s", "makespan_s",
 )  # fmt: skip
 """Metrics that every comparison shows; a study's own objectives come on top."""
+_LEAST_WORTH_PCT: Final = 0.1
+_MOST_MINUTES: Final = 24 * 60
+_MOST_TRACES: Final = 10_000
 
 
 def compare_settings(
@@ -25,11 +35,13 @@ def compare_settings(
     spec: StudySpec,
     preferred: Sequence[str],
     *,
-    min_gain_pct: float | None = None,
+    noise: StudyNoise | None = None,
+    simulator_error_pct: float | None = None,
 ) -> Comparison:
     """`candidate` against `reference`, each (role, replays of the same traces). Raises NoResult if requests failed.
 
-    min_gain_pct: the smallest gain that is called better; left out, the study file's own.
+    noise: of the study, where measurements vary: no interval is narrower than it alone makes them, and a winner must be
+    ahead by what it lets one see. simulator_error_pct: of a profile, to say where an effect is smaller.
     """
     limits = spec.metric_limits()
     names = tuple(
@@ -40,8 +52,9 @@ def compare_settings(
         and stats.can_tell(name, candidate[1], reference[1], limits)
     )
     paired = stats.compare(candidate[1], reference[1], names, limits=limits, confidence=spec.confidence, seed=spec.seed)
-    asked_pct = spec.min_gain_pct if min_gain_pct is None else min_gain_pct
-    verdict, sentence = _judge(candidate, reference, paired, preferred, asked_pct)
+    if noise is not None and candidate[1][0].params != reference[1][0].params:
+        paired = _widened(paired, noise, Counter(replay.regime for replay in reference[1]))
+    verdict, sentence = _judge(candidate, reference, paired, preferred, spec, noise, simulator_error_pct)
     return Comparison(
         candidate=candidate[0],
         reference=reference[0],
@@ -61,40 +74,99 @@ def compare_settings(
     )
 
 
+def _widened(paired: PairedComparison, noise: StudyNoise, traces: Mapping[str, int]) -> PairedComparison:
+    """The comparison with no interval narrower than the noise alone makes it. traces: how many each regime has."""
+
+    def wide(name: str, interval: Interval, per_regime: Sequence[int]) -> Interval:
+        floor = noise.of(name)
+        if floor is None:
+            return interval
+        factor = math.exp(half_width(floor, per_regime, paired.confidence))
+        ratio = 1 - interval.value / 100
+        low, high = (aggregate.improvement_pct(ratio * by) for by in (factor, 1 / factor))
+        return Interval(interval.value, min(interval.low, low), max(interval.high, high))
+
+    return replace(
+        paired,
+        overall={name: wide(name, found, list(traces.values())) for name, found in paired.overall.items()},
+        regimes={
+            regime: {name: wide(name, found, [traces[regime]]) for name, found in effects.items()}
+            for regime, effects in paired.regimes.items()
+        },
+    )
+
+
 def _judge(
     candidate: tuple[str, Sequence[Replay]],
     reference: tuple[str, Sequence[Replay]],
     paired: PairedComparison,
     preferred: Sequence[str],
-    asked_pct: float,
+    spec: StudySpec,
+    noise: StudyNoise | None,
+    simulator_error_pct: float | None,
 ) -> tuple[Verdict, str]:
     """The verdict and the sentence that goes with it."""
-    origin = candidate[1][0].origin
+    names, origin = (candidate[0], reference[0]), candidate[1][0].origin
+    floor_pct = 0.0 if noise is None else max(entry.visible_held_out_pct for entry in noise.infos)
     if candidate[1][0].params == reference[1][0].params:
-        return "no clear winner", f"No clear winner: {candidate[0]} is the same setting as {reference[0]}."
+        same = f"{names[0]} is the same setting as {names[1]}"
+        if floor_pct > HOPELESS_PCT:
+            return "inconclusive", f"Inconclusive: {same}, and no gain below {floor_pct:.0f} % could have been seen."
+        return "unchanged", f"Unchanged: {same}."
     if missing := [name for name in preferred if name not in paired.overall]:
         definition = metrics.metric(missing[0])
         reason = f"{definition.label} is zero or undefined in a load regime of the {origin} held-out traces"
         if not definition.per_request:
             reason += ", or one of them has a single trace, which says nothing of how traces differ"
-        return "inconclusive", f"{candidate[0]} against {reference[0]} is inconclusive: {reason}."
-    verdict = choose.verdict(paired, preferred, min_gain_pct=asked_pct)
-    hidden = max(paired.overall[name].high for name in preferred)
-    if origin is not Origin.LIVE or verdict != "no clear winner" or hidden < asked_pct:
-        return verdict, choose.sentence(candidate[0], reference[0], paired, preferred, verdict, origin)
-    # A gain that is worth having is not excluded: more measurements could tell, the interval shrinks as their root.
-    needed = max(_half_width(paired.overall[name]) for name in preferred) / max(asked_pct, 0.1)
-    seconds = sum(metrics.makespan_s(replay.requests) for replay in (*candidate[1], *reference[1]))
-    minutes = seconds * (needed**2 - 1) / 60
-    sentence = choose.sentence(candidate[0], reference[0], paired, preferred, "inconclusive", origin)
-    return (
-        "inconclusive",
-        f"{sentence} To see {asked_pct:.1f} %, about {max(minutes, 1):.0f} more minutes of replays are needed.",
-    )
+        return "inconclusive", f"{names[0]} against {names[1]} is inconclusive: {reason}."
+    if acted_alike(candidate[1], reference[1]):
+        return "no clear winner", (
+            f"No clear winner between {names[0]} and {names[1]}: neither capped a step of these traces, and both have a "
+            f"budget of {candidate[1][0].params.b_max}, so they did the same; what was measured between them is noise."
+            if origin is Origin.LIVE or noise is not None
+            else f"No clear winner between {names[0]} and {names[1]}: they did the same at every step of these traces."
+        )
+    verdict = choose.verdict(paired, preferred, min_gain_pct=spec.min_gain_pct, floor_pct=floor_pct)
+    is_won = verdict in ("better", "worse") and _is_within(paired, preferred, simulator_error_pct)
+    sentence = choose.sentence(*names, paired, preferred, verdict, origin, simulator_error_pct if is_won else None)
+    if verdict == "inconclusive":
+        seconds = sum(metrics.makespan_s(replay.requests) for replay in (*candidate[1], *reference[1]))
+        sentence = f"{sentence} {_needed(paired, preferred, spec.min_gain_pct, origin, seconds)}"
+    return verdict, sentence
+
+
+def _is_within(paired: PairedComparison, preferred: Sequence[str], error_pct: float | None) -> bool:
+    """Whether the effect on the first preferred metric is smaller than the simulator's own error."""
+    return error_pct is not None and abs(paired.overall[preferred[0]].value) < error_pct
+
+
+def _needed(
+    paired: PairedComparison, preferred: Sequence[str], worth_pct: float, origin: Origin, seconds: float
+) -> str:
+    """What would tell whether there is a gain worth having: an interval shrinks as the root of its measurements.
+
+    seconds: what the comparison's replays took.
+    """
+    worth_pct = max(worth_pct, _LEAST_WORTH_PCT)
+    half = max(_half_width(paired.overall[name]) for name in preferred)
+    more = max((half / (worth_pct / 100)) ** 2, 2.0)  # an interval already as narrow lies across the bound
+    unseen = f"A gain of {worth_pct:g} % is not measurable here: "
+    if origin is Origin.LIVE:
+        minutes = seconds * (more - 1) / 60
+        if minutes > _MOST_MINUTES:
+            return f"{unseen}it would take more than a day of replays."
+        return f"To see a gain of {worth_pct:g} %, about {max(minutes, 1):.0f} more minutes of replays are needed."
+    traces = more * paired.num_traces
+    if traces > _MOST_TRACES:
+        return f"{unseen}it would take more than {_MOST_TRACES:,} held-out traces."
+    return f"To see a gain of {worth_pct:g} %, about {math.ceil(traces)} held-out traces are needed."
 
 
 def _half_width(interval: Interval) -> float:
-    return (interval.high - interval.low) / 2
+    """Half an interval's width as a log ratio."""
+    if interval.high >= 100 or interval.low == -math.inf:
+        return math.inf
+    return math.log((100 - interval.low) / (100 - interval.high)) / 2
 
 
 def held_out_result(role: str, replays: Sequence[Replay], limits: Limits) -> HeldOut:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -74,7 +75,6 @@ def compare_finalists(study: Measurement, held_out: dict[str, list[Replay]]) -> 
     pairs = [("tuned", reference), ("tuned", "best static"), (reference, "best static")]
     if "runner-up" in held_out:
         pairs.append(("runner-up", reference))
-    asked_pct = max([study.plan.spec.min_gain_pct, *(noise.visible_held_out_pct for noise in study.noise)])
     study.progress.begin("Comparing on held-out traces", len(pairs))
     comparisons = []
     for candidate, against in pairs:
@@ -84,7 +84,8 @@ def compare_finalists(study: Measurement, held_out: dict[str, list[Replay]]) -> 
                 (against, held_out[against]),
                 study.plan.spec,
                 study.preferred,
-                min_gain_pct=asked_pct,
+                noise=study.study_noise,
+                simulator_error_pct=study.plan.evaluator.error_pct,
             )
         )
         study.progress.advance(f"{candidate} against {against}")
@@ -125,13 +126,14 @@ def check_cold(study: Measurement, exported: PolicyParams, hot: Sequence[Replay]
         return ColdCheck(metric=metric, num_traces=len(cold), change_pct=None, reason=str(error))
     finally:
         study.progress.end()
-    label = metrics.metric(metric).label
-    return ColdCheck(
-        metric=metric,
-        num_traces=len(traces),
-        change_pct=100 * change,
-        reason=f"{label} on the cold server is {abs(100 * change):.1f} % {'above' if change > 0 else 'below'} hot",
-    )
+    reason = f"{metrics.metric(metric).label} on the cold server is {abs(100 * change):.1f} % "
+    reason += "above hot" if change > 0 else "below hot"
+    noise = None if study.study_noise is None else study.study_noise.of(metric)
+    noise_pct = None if noise is None else noise.visible_pct * math.sqrt(noise.num_traces / len(traces))
+    if noise_pct is not None:
+        size = "more" if abs(100 * change) > noise_pct else "no more"
+        reason += f", {size} than the noise explains ({noise_pct:.1f} %)"
+    return ColdCheck(metric=metric, num_traces=len(traces), change_pct=100 * change, reason=reason, noise_pct=noise_pct)
 
 
 def _usable(replay: Callable[[], Replay], params: PolicyParams, reference: PolicyParams) -> Replay:

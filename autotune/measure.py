@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
-from pathlib import Path
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from statistics import fmean
-from typing import Any, Final
+from typing import Final
 
-from autotune import aggregate, choose
+import numpy as np
+
+from autotune import aggregate, choose, metrics, study_noise
 from autotune.compare import COMPARED
 from autotune.live import LiveEvaluator
-from autotune.noise import noise_floor
+from autotune.machine_load import LoadWatch
+from autotune.noise import HOPELESS_PCT
 from autotune.plan import NOISE_RUNS, Plan
 from autotune.progress import Progress
 from autotune.race import Race
-from autotune.records import Replay
+from autotune.records import Origin, Replay
 from autotune.results import DriftPoint, NoiseInfo
 from autotune.runfolder import RunFolder
-from autotune.study import Outcome
+from autotune.study import Outcome, SearchTrial
+from autotune.study_noise import StudyNoise
 from ppas_core.errors import NoResult, PpasError
-from ppas_core.files import write_atomically
-from ppas_core.plain_json import dump_json, load_json
 from ppas_core.policy import PolicyParams
 
 _FAILED_IN_A_ROW: Final = 4
@@ -33,9 +33,10 @@ _FAILED_IN_A_ROW: Final = 4
 class Measurement:
     """What a study has measured so far, and how it measures on.
 
-    base: the reference on the tuning traces; every objective is a ratio to it. noise: the A/A measurement, empty where
+    base: the reference on the tuning traces; every objective is a ratio to it. study_noise: the A/A measurement, None where
     measurements do not vary. Both are taken from the run folder when an earlier process measured them.
-    Raises NoResult when the reference cannot be measured: nothing could be said of any other setting.
+    Raises NoResult when the reference cannot be measured, or nothing could be told from noise: nothing could be said of
+    any other setting.
     """
 
     def __init__(self, plan: Plan, run: RunFolder, progress: Progress) -> None:
@@ -47,8 +48,20 @@ class Measurement:
         self.metrics = tuple(dict.fromkeys([*COMPARED, *self.objectives]))
         self.preferred = choose.preferred_metrics(plan.spec.prefer, self.objectives)
         self._failed_in_a_row: list[PolicyParams] = []
+        self._again: list[tuple[PolicyParams, Outcome]] = []
         self.base = self._reference()
-        self.noise = self._noise() if plan.evaluator.is_noisy else []
+        self.study_noise = self._noise() if plan.evaluator.is_noisy else None
+
+    @property
+    def noise(self) -> list[NoiseInfo]:
+        """The noise of the preferred metrics as far as it is known; empty where measurements do not vary."""
+        return [] if self.study_noise is None else self.study_noise.infos
+
+    def widen_noise(self, trials: Sequence[SearchTrial], held_out: Iterable[Sequence[Replay]] = ()) -> None:
+        """Takes `trials`, all that was measured again, and finalists' replays as further A/A samples where they are."""
+        if self.study_noise is not None:
+            measured = [(trial.params, trial.outcome) for trial in trials if trial.params != self.plan.reference]
+            self.study_noise.widen([*measured, *self._again], held_out)
 
     def outcome(self, folder: str, params: PolicyParams, race: Race | None = None) -> Outcome:
         """`params` on all tuning traces, kept under `folder` of the run; a failure is an outcome with its reason.
@@ -62,7 +75,9 @@ class Measurement:
 
     def again(self, folder: str, params: PolicyParams, repeat: int) -> Outcome:
         """`params` measured once more on all tuning traces, or what an earlier process kept of that under `folder`."""
-        return self.run.load_trial(folder, params) or self._measure(folder, params, self.base, repeat)
+        found = self.run.load_trial(folder, params) or self._measure(folder, params, self.base, repeat)
+        self._again.append((params, found))
+        return found
 
     def averaged(self, outcomes: Sequence[Outcome]) -> Outcome:
         """Complete measurements of one setting as one: means of their metrics, and objectives of these."""
@@ -95,9 +110,9 @@ class Measurement:
         change = choose.score(found.objectives, self.preferred) - 1
         return DriftPoint(after_trial=after_trial, change_pct=100 * change, reason=None)
 
-    def _reference(self) -> Outcome:
+    def _reference(self, *, anew: bool = False) -> Outcome:
         folder, reference = "references/reference", self.plan.reference
-        found = self.run.load_trial(folder, reference)
+        found = None if anew else self.run.load_trial(folder, reference)
         if found is None or found.reason is not None:
             self.progress.begin("Measuring the reference", 1)
             found = self._measure(folder, reference, None)
@@ -179,35 +194,73 @@ class Measurement:
         (means,) = aggregate.regime_means([replay], self.objectives, self.limits).values()
         return means
 
-    def _noise(self) -> list[NoiseInfo]:
-        """The reference measured again and again, against itself: an A/A test before anything is searched."""
-        plan, file = self.plan, self.run.path / "references" / "noise.json"
-        if (known := _kept_noise(file, self.preferred)) is not None:
-            return known
-        self.progress.begin("Measuring the noise (reference against itself)", NOISE_RUNS * len(plan.tuning) + 1)
-        runs: list[list[Replay]] = [[] for _ in range(NOISE_RUNS)]
-        for trace in plan.tuning:
-            for repeat, run in enumerate(runs, start=1):
-                run.append(plan.evaluator.replay(plan.reference, trace, repeat))
-                self.progress.advance()
-        fewer = math.sqrt(len(plan.tuning) / len(plan.held_out))
-        floors = [
-            noise_floor(runs, metric, wanted_pct=plan.spec.min_gain_pct, limits=self.limits)
-            for metric in self.preferred
-        ]
-        found = [NoiseInfo(visible_held_out_pct=floor.visible_pct * fewer, **asdict(floor)) for floor in floors]
-        worst = max(found, key=lambda entry: entry.visible_held_out_pct)
-        self.progress.advance(f"a gain below {worst.visible_held_out_pct:.1f} % ({worst.metric}) will not be seen")
-        self.progress.end()
-        entries: list[dict[str, Any]] = [entry.model_dump() for entry in found]
-        write_atomically(file, dump_json(entries, indent=1).encode())
+    def _noise(self) -> StudyNoise:
+        """The reference measured again and again, against itself: an A/A test before anything is searched.
+
+        Raises NoResult, which stops the study, where a live one could see no gain below `stop_at_noise_pct`, twice.
+        """
+        plan, folder = self.plan, self.run.path / "references"
+        if (known := study_noise.kept(folder, self.preferred, len(plan.tuning))) is not None:
+            return StudyNoise(plan, self.preferred, self.base.branch_steps, known[1], known[0])
+        found, runs, load = self._measure_noise()
+        if self._is_too_noisy(found):
+            self._say("the noise is measured once more, and the reference with it where nothing else was measured yet")
+            if not (self.run.path / "trials").exists():
+                self.base = self._reference(anew=True)
+            found, runs, load = self._measure_noise()
+        if self._is_too_noisy(found):
+            if not (self.run.path / "trials").exists():
+                self.run.forget_trial("references/reference")
+            stop = NoResult(
+                f"measurements vary so much here that no gain below {_visible_pct(found):.0f} % could be seen, above the "
+                f"bound of {plan.spec.stop_at_noise_pct:g} % (stop_at_noise_pct in the study file), and {load}: nothing was "
+                "searched. End what else runs here, or take a quieter machine, longer traces or more held-out ones; then "
+                "give the same command again. `stop_at_noise_pct: null` goes on in spite of the noise"
+            )
+            stop.stops_study = True
+            raise stop
+        study_noise.keep(folder, found.infos, runs)
         return found
 
+    def _measure_noise(self) -> tuple[StudyNoise, study_noise.Runs, str]:
+        """The A/A test, its values, and the machine's load meanwhile in words."""
+        plan, watch = self.plan, LoadWatch()
+        self.progress.begin("Measuring the noise (reference against itself)", NOISE_RUNS * len(plan.tuning) + 1)
+        rows: dict[str, list[list[float]]] = {
+            name: [[self.base.by_trace[trace.name][name] for trace in plan.tuning]] if self.base.by_trace else []
+            for name in self.objectives
+        }
+        for repeat in range(1, NOISE_RUNS + 1):  # every trace once, then again: noise comes in bursts
+            run = []
+            for trace in plan.tuning:
+                run.append(plan.evaluator.replay(plan.reference, trace, repeat))
+                self.progress.advance()
+            for name in self.metrics:
+                values = [metrics.value(name, replay.requests, self.limits) for replay in run]
+                rows.setdefault(name, []).append(values)
+        runs = {name: np.array(values) for name, values in rows.items()}
+        found = StudyNoise(plan, self.preferred, self.base.branch_steps, runs)
+        worst = max(found.infos, key=lambda entry: entry.visible_held_out_pct)
+        self.progress.advance(f"a gain below {worst.visible_held_out_pct:.1f} % ({worst.metric}) will not be seen")
+        self.progress.end()
+        load = watch.words()
+        if worst.visible_held_out_pct > HOPELESS_PCT:
+            self._say(
+                f"note: measurements vary so much that no gain below {worst.visible_held_out_pct:.0f} % will be seen; {load}"
+            )
+        return found, runs, load
 
-def _kept_noise(file: Path, preferred: Sequence[str]) -> list[NoiseInfo] | None:
-    """What an earlier process kept of the noise of these metrics; None where it kept nothing that can be read."""
-    try:
-        found = [NoiseInfo.model_validate(entry) for entry in load_json(file.read_bytes())]
-    except (OSError, ValueError, TypeError):
-        return None
-    return found if [entry.metric for entry in found] == list(preferred) else None
+    def _is_too_noisy(self, found: StudyNoise) -> bool:
+        bound_pct = self.plan.spec.stop_at_noise_pct
+        is_live = self.plan.evaluator.origin is Origin.LIVE
+        return is_live and bound_pct is not None and _visible_pct(found) > bound_pct
+
+    def _say(self, text: str) -> None:
+        """Says something at once, where there is somebody to listen."""
+        if isinstance(self.plan.evaluator, LiveEvaluator):
+            self.plan.evaluator.say(text)
+
+
+def _visible_pct(found: StudyNoise) -> float:
+    """The smallest difference that the held-out comparison can see in every preferred metric."""
+    return max(entry.visible_held_out_pct for entry in found.infos)

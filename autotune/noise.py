@@ -1,7 +1,9 @@
 """How much two measurements of the same setting differ, and what a study can see through that noise.
 
 The reference is measured several times on the tuning traces (A/A). Per trace, the spread of the logarithms gives the
-noise of one replay; an objective averages over the traces, so its noise shrinks with their number.
+noise of one replay; an objective averages over the traces, so its noise shrinks with their number. Noise comes in
+bursts, which a few measurements in a row may miss: whatever else is measured twice during a study, and settings that
+did the very same as each other, widen it later.
 """
 
 from __future__ import annotations
@@ -9,14 +11,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
 from autotune import metrics
 from autotune.metrics import NO_LIMITS, Limits
-from autotune.records import Replay
+from autotune.records import FloatArray, Replay
 from autotune.stats import student_quantile
 from ppas_core.errors import InvalidInput, NoResult
+
+HOPELESS_PCT: Final = 20.0
+"""A noise floor above this hides any gain that P-PAS was ever seen to give."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +33,8 @@ class NoiseFloor:
     objective_pct: standard deviation of an objective measured once, over all tuning traces.
     visible_pct: smallest difference between two settings that the study can see, each measured once on every trace.
     repeats: how often every trace must be replayed per setting for a difference of the wanted size to be seen.
-    num_traces: what the estimate rests on.
+    num_traces: what the estimate rests on. further: measurements beyond the A/A test that widened it, 0 where it did not
+    need to be. freedom: degrees of freedom of the estimate.
     """
 
     metric: str
@@ -36,6 +43,8 @@ class NoiseFloor:
     visible_pct: float
     repeats: int
     num_traces: int
+    further: int = 0
+    freedom: int = 0
 
 
 def noise_floor(
@@ -52,16 +61,24 @@ def noise_floor(
     values = np.array([[metrics.value(metric, replay.requests, limits) for replay in run] for run in runs])
     if not np.all(values > 0):
         trace = runs[0][int(np.argmax(~np.all(values > 0, axis=0)))].trace_name
-        raise NoResult(
-            f"{metric} of the reference is zero or undefined on trace {trace!r}, so its noise is not known; choose "
-            "another objective, other limits, or traces on which it says something"
-        )
-    logs = np.log(values)
-    # Variance per trace: a drift between the runs stays in, since a study cannot tell it from noise.
-    replay = float(np.sqrt(np.mean(np.var(logs, axis=0, ddof=1))))
-    num_traces = len(digests[0])
+        raise undefined_on(metric, trace)
+    return pooled([np.log(values)], metric, num_traces=len(digests[0]), wanted_pct=wanted_pct)
+
+
+def pooled(
+    groups: Sequence[FloatArray], metric: str, *, num_traces: int, wanted_pct: float, further: int = 0
+) -> NoiseFloor:
+    """The noise seen within groups of measurements of which each measured the same thing again and again.
+
+    groups: logs of the metric, float64[measurements, traces] each, with two measurements or more; the traces of one
+    group need not be those of another. num_traces, wanted_pct, further: as in `NoiseFloor` and `noise_floor`.
+    """
+    # Variance per trace: a drift between the measurements stays in, since a study cannot tell it from noise.
+    freedom = sum((len(logs) - 1) * logs.shape[1] for logs in groups)
+    squares = sum(float(((logs - logs.mean(axis=0)) ** 2).sum()) for logs in groups)
+    replay = math.sqrt(squares / freedom)
     objective = replay / math.sqrt(num_traces)
-    visible = _standard_errors((len(runs) - 1) * num_traces) * math.sqrt(2) * objective
+    visible = _standard_errors(freedom) * math.sqrt(2) * objective
     wanted = max(wanted_pct, 1e-3) / 100
     return NoiseFloor(
         metric=metric,
@@ -70,6 +87,26 @@ def noise_floor(
         visible_pct=100 * visible,
         repeats=max(1, math.ceil((visible / wanted) ** 2)),
         num_traces=num_traces,
+        further=further,
+        freedom=freedom,
+    )
+
+
+def half_width(floor: NoiseFloor, traces_per_regime: Sequence[int], confidence: float) -> float:
+    """What the noise alone gives as half the interval of a difference between two settings: a log ratio.
+
+    Each was replayed once on as many traces of each regime, and the regimes weigh alike.
+    """
+    variance = sum(1 / count for count in traces_per_regime) / len(traces_per_regime) ** 2
+    student = student_quantile(floor.freedom, (1 + confidence) / 2)
+    return student * floor.replay_pct / 100 * math.sqrt(2 * variance)
+
+
+def undefined_on(metric: str, trace: str) -> NoResult:
+    """What is raised where the reference leaves `metric` without a value above 0 on `trace`."""
+    return NoResult(
+        f"{metric} of the reference is zero or undefined on trace {trace!r}, so its noise is not known; choose another "
+        "objective, other limits, or traces on which it says something"
     )
 
 

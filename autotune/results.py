@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
+from autotune.aggregate import is_measurable
 from autotune.records import Origin
 from ppas_core.errors import InvalidInput
 from ppas_core.files import write_atomically
@@ -23,7 +24,7 @@ from ppas_core.versions import require_version
 VERSION = 1
 
 Arm = Literal["reference", "published", "static", "predicted", "search", "random"]
-Verdict = Literal["better", "worse", "no clear winner", "inconclusive"]
+Verdict = Literal["better", "worse", "no clear winner", "inconclusive", "unchanged"]
 
 
 def _from_null(value: Any) -> Any:
@@ -152,13 +153,18 @@ class Effect(_Model):
     low_pct: Number
     high_pct: Number
 
+    @property
+    def is_measurable(self) -> bool:
+        """Whether the interval says anything; see `autotune.aggregate.is_measurable`."""
+        return is_measurable(self.low_pct, self.high_pct)
+
 
 class Comparison(_Model):
     """A setting against a reference on the held-out traces.
 
     overall: metric name to effect, geometric mean over regimes. regimes: regime to metric name to effect.
     share_faster, share_slower: of the matched requests, by more than `tie_s` seconds; with the bootstrap interval.
-    verdict: on the preferred objective; sentence: the same in words.
+    verdict: on the preferred objective, `unchanged` where both are one setting; sentence: the same in words.
     costs: in words, metrics that are clearly worse, and regimes where a preferred one is.
     """
 
@@ -183,6 +189,7 @@ class NoiseInfo(_Model):
     """What an A/A measurement of the reference showed, in per cent; see `autotune.noise.NoiseFloor`.
 
     visible_held_out_pct: the smallest difference that the held-out comparison can see; a smaller gain is no winner.
+    further: measurements beyond the A/A test, of settings that did the same, which widened it.
     """
 
     metric: str
@@ -192,6 +199,8 @@ class NoiseInfo(_Model):
     visible_held_out_pct: Number
     repeats: int
     num_traces: int
+    further: int = 0
+    freedom: int = 0
 
 
 class DriftPoint(_Model):
@@ -243,13 +252,19 @@ class ColdCheck(_Model):
     """The exported setting on a server started cold with the exported file, against its hot measurements.
 
     change_pct: of the metric, cold against hot, positive is slower; None when it could not be measured.
-    reason: in words.
+    reason: in words. noise_pct: what the noise explains over so many traces; None where it is not known.
     """
 
     metric: str
     num_traces: int
     change_pct: float | None
     reason: str
+    noise_pct: float | None = None
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        """Whether cold and hot differ by more than the noise explains."""
+        return None not in (self.change_pct, self.noise_pct) and abs(self.change_pct or 0) > (self.noise_pct or 0)
 
 
 class ServerMemory(_Model):
@@ -337,7 +352,8 @@ class TraceInfo(_Model):
 class StudyResults(_Model):
     """Everything that a study found.
 
-    pick: what the choice rule named; exported: what is exported (the reference, when there is no clear winner).
+    pick_trial: what the choice rule named; `pick` may differ from it in knobs that never acted.
+    exported: what is exported (the reference, when there is no clear winner).
     importance: metric name to dimension name to share, summing to 1; with the method's name.
     hypervolume: arm name (`search`, `random`) to the hypervolume of the front after each of its trials.
     noise: the A/A measurement, one entry per preferred metric; empty where measurements do not vary.
@@ -388,6 +404,12 @@ class StudyResults(_Model):
     cold: ColdCheck | None = None
     server_memory: ServerMemory | None = None
     provenance: dict[str, Any]
+
+    @property
+    def pick(self) -> Setting:
+        """The tuned setting, as it was compared: the picked trial's, with the reference's value for what never acted."""
+        compared = (setting.setting for setting in self.held_out if setting.role == "tuned")
+        return next(compared, self.trials[self.pick_trial].setting)
 
     def save(self, path: Path) -> None:
         """Writes the results to `path`, whole or not at all."""

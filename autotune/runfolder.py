@@ -46,7 +46,7 @@ from traces.format import write_trace
 # measurements; a simulated study's profile is part of what it was measured on.
 _MAY_CHANGE: Final = {
     "trials", "time_budget", "random_arm", "prefer", "protect", "tie_pct", "min_gain_pct", "confidence", "simulate",
-    "race", "stop_early", "robustness_rates", "calibration", "profile",
+    "race", "stop_early", "robustness_rates", "calibration", "profile", "stop_at_noise_pct",
 }  # fmt: skip
 
 
@@ -101,6 +101,10 @@ class RunFolder:
     def copy_trial(self, source: str, folder: str) -> None:
         """Has `folder` hold what `source` holds."""
         shutil.copytree(self.path / source, self.path / folder, dirs_exist_ok=True)
+
+    def forget_trial(self, folder: str) -> None:
+        """Removes what `save_trial` kept under `folder`, so that it is measured anew."""
+        _remove(self.path / folder)
 
     def load_trial(self, folder: str, params: PolicyParams) -> Outcome | None:
         """What `save_trial` kept of this setting under `folder`; None where it kept nothing, or of another setting."""

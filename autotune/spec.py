@@ -310,7 +310,13 @@ class StudySpec(_Model):
         description="Settings this close to the best (per cent) are ties; the nearest to the reference wins.",
     )
     min_gain_pct: Annotated[float, Field(ge=0, le=50)] = Field(
-        default=1.0, description="A gain below this (per cent) on held-out traces is no clear winner."
+        default=1.0,
+        description="The smallest gain (per cent) on held-out traces that is worth having: a smaller one is not called better.",
+    )
+    stop_at_noise_pct: Annotated[float, Field(gt=0, le=1e6)] | None = Field(
+        default=100.0,
+        description="Live only: stop before the search where, measured twice, no gain below this (per cent) could be seen; "
+        "null goes on.",
     )
 
     @field_validator("objectives")

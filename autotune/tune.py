@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Collection, Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
 from autotune import choose, interrupt, landscape, metrics, pareto, provenance
+from autotune.alike import behaviour
 from autotune.compare import held_out_result
 from autotune.confirm import confirm
 from autotune.evaluate import Evaluator, SimulatedEvaluator
@@ -17,6 +18,7 @@ from autotune.finalists import FinalistFailed, check_cold, compare_finalists, re
 from autotune.foresight.stage import Foresight, foresee
 from autotune.live import LiveEvaluator
 from autotune.measure import Measurement
+from autotune.noise import HOPELESS_PCT
 from autotune.plan import Plan
 from autotune.progress import Progress, Silent
 from autotune.records import Origin
@@ -43,8 +45,6 @@ from ppas_core.policy import PolicyParams
 from traces.format import Trace
 
 _FEW_TRACES: Final = 3
-_HOPELESS_PCT: Final = 20.0
-"""A noise floor above this hides any gain that P-PAS was ever seen to give."""
 _RANDOM_STREAM: Final = 1_000_003
 """Keeps the random arm's seed away from the search's."""
 
@@ -109,7 +109,10 @@ class _Tuner:
         if spec.random_arm:
             arm = self._search("random", "random", spec.seed + _RANDOM_STREAM, ())
             random = self.searching.random(arm, sum(trial.arm in ("search", "predicted") for trial in measured))
+        here = [*measured, *outside, *random] if self.shared is None else []  # machines differ by more than noise
+        study.widen_noise(here)
         found = confirm(study, measured)
+        study.widen_noise(here)
 
         while True:
             trials = self._list_trials(found, outside, random)
@@ -117,7 +120,7 @@ class _Tuner:
             best_static = self._best_static(trials)
             finalists = {"tuned": pick, plan.reference_role: plan.reference, "best static": best_static}
             if plan.evaluator.origin is Origin.LIVE:
-                finalists |= self._runner_up(trials, set(finalists.values()))
+                finalists |= self._runner_up(trials, finalists.values(), trials[choice.index])
             try:
                 held_out = replay_held_out(study, finalists)
                 break
@@ -125,6 +128,7 @@ class _Tuner:
                 out = {failure.params} & {trial.setting.to_params() for trial in trials}
                 out = out or {trials[choice.index].setting.to_params()}  # the pick, settled, is no trial of its own
                 found, outside = (_without(arm, out, str(failure)) for arm in (found, outside))
+        study.widen_noise(here, held_out.values())
         comparisons = compare_finalists(study, held_out)
         role = choose.exported_role(*(comparison.verdict for comparison in comparisons[:3]))
         exported_role = plan.reference_role if role == "reference" else role
@@ -169,7 +173,7 @@ class _Tuner:
             ),
             simulator_error_pct=plan.evaluator.error_pct,
             not_identified=not_identified,
-            warnings=self._warnings(trials, pick, comparisons, exported_role, cold, saturated),
+            warnings=self._warnings(trials, trials[choice.index], pick, comparisons, exported_role, cold, saturated),
             noise=study.noise,
             drift=self.searching.drift,
             cold=cold,
@@ -249,6 +253,11 @@ class _Tuner:
             bound = choose.score(picked.objectives, self.preferred) * (1 + tie_pct / 100)
             if measured.reason is None and choose.score(measured.objectives, self.preferred) <= bound:
                 pick, fate = settled, "the reference's value is taken"
+                choice = replace(
+                    choice,
+                    sentence=f"{choice.sentence} What never acted there takes the reference's value, so the pick is "
+                    f"{settled.label()}.",
+                )
             else:
                 fate = "the pick's value is kept, since the reference's would make a difference"
             reasons = {knob: f"{reason}; {fate}" for knob, reason in reasons.items()}
@@ -322,12 +331,21 @@ class _Tuner:
         seen = None if memory is None else memory.summary()
         return None if seen is None else ServerMemory.model_validate(seen)
 
-    def _runner_up(self, trials: Sequence[Trial], taken: set[PolicyParams]) -> dict[str, PolicyParams]:
-        """The best setting that is no finalist yet, under its role; nothing where there is none."""
+    def _runner_up(
+        self, trials: Sequence[Trial], taken: Collection[PolicyParams], picked: Trial
+    ) -> dict[str, PolicyParams]:
+        """The best setting that did something else than every finalist, under its role; nothing where there is none."""
+        acted = {
+            behaviour(trial.setting.to_params(), trial.branch_steps) for trial in trials if _setting(trial) in taken
+        }
+        acted |= {behaviour(_setting(picked), picked.branch_steps)} | {behaviour(params, {}) for params in taken}
         others = [
             trial
             for trial in trials
-            if trial.state == "ok" and trial.arm != "random" and trial.setting.to_params() not in taken
+            if trial.state == "ok"
+            and trial.arm != "random"
+            and _setting(trial) not in taken
+            and behaviour(_setting(trial), trial.branch_steps) not in acted - {None}
         ]
         if not others:
             return {}
@@ -356,6 +374,7 @@ class _Tuner:
     def _warnings(
         self,
         trials: Sequence[Trial],
+        picked: Trial,
         pick: PolicyParams,
         comparisons: Sequence[Comparison],
         exported_role: str,
@@ -364,7 +383,7 @@ class _Tuner:
     ) -> list[str]:
         notes = [note for note in (self.searching.cut, self.unforeseen) if note]
         unseen_pct = max((noise.visible_held_out_pct for noise in self.study.noise), default=0.0)
-        if unseen_pct > _HOPELESS_PCT:
+        if unseen_pct > HOPELESS_PCT:
             notes.append(
                 f"measurements vary so much here that no gain below {unseen_pct:.0f} % could be seen: a quieter machine, "
                 "longer traces or more held-out traces are needed before anything can be concluded"
@@ -378,9 +397,10 @@ class _Tuner:
         if failed := [t for t in trials if t.state == "failed"]:
             notes.append(f"{len(failed)} of {len(trials)} trials failed; the first: {failed[0].reason}")
         if pick.is_static:
-            notes.append(
-                f"the pick is a static budget of {pick.b_max}: on the tuning traces no P-PAS setting was better"
-            )
+            why = "on the tuning traces no P-PAS setting was better"
+            if not _setting(picked).is_static:
+                why = f"on the tuning traces {picked.setting.label} never capped a step, so it was nothing else"
+            notes.append(f"the pick is a static budget of {pick.b_max}: {why}")
         if comparisons[1].verdict == "worse":
             notes.append(
                 f"the pick is clearly worse than the best static budget, {self._best_static(trials).label()}, on held-out "
@@ -416,6 +436,10 @@ class _Tuner:
             notes.append(f"the server leaks memory: {memory.sentence}{again}")
         if cold is not None and cold.change_pct is None:
             notes.append(f"the export could not be checked on a cold server: {cold.reason}")
+        elif cold is not None and cold.is_beyond_noise:
+            notes.append(
+                f"the export does not do cold what was measured hot: {cold.reason}; find out why before it is used"
+            )
         notes += [
             f"regime {regime} is at or past saturation: its queue still grew when the last request arrived, so that "
             "figures there say how long the trace is; they are of low confidence"
@@ -432,6 +456,10 @@ def _without(trials: Sequence[SearchTrial], settings: Container[PolicyParams], r
         else trial
         for trial in trials
     ]
+
+
+def _setting(trial: Trial) -> PolicyParams:
+    return trial.setting.to_params()
 
 
 def _objective(name: str) -> Objective:

@@ -64,9 +64,9 @@ def test_the_reference_measured_again_is_never_named_a_winner(seed: int) -> None
         floor = noise_floor(again, preferred, wanted_pct=1.0)
         assert 0.1 < floor.replay_pct < 80
         verdict = choose.verdict(
-            stats.compare(first, second, [preferred]), [preferred], min_gain_pct=max(1.0, floor.visible_pct)
+            stats.compare(first, second, [preferred]), [preferred], min_gain_pct=1.0, floor_pct=floor.visible_pct
         )
-        assert verdict == "no clear winner"
+        assert verdict in ("no clear winner", "inconclusive")
 
 
 def test_a_noisy_study_measures_its_noise_first_and_asks_more_of_a_winner(tmp_path: Path) -> None:

@@ -320,7 +320,7 @@ def test_costs_name_what_is_clearly_worse_and_words_carry_no_double_negative() -
         "mean TPOT 20.0 % worse (95% interval 18.0 to 22.0 %)",
         "regime λ=2: mean end-to-end latency 20.0 % worse (95% interval 18.0 to 22.0 %)",
     ]
-    assert choose.change(none, 0.95) == "1.0 % worse (95% interval -1.0 to +2.0 %)"
+    assert choose.change(none, 0.95) == "1.0 % worse (95% interval 2.0 % worse to 1.0 % better)"
 
 
 def _simulated(params: PolicyParams, traces: list[Trace]) -> list[Replay]:

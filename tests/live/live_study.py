@@ -56,6 +56,7 @@ def write_study(folder: Path, server: dict[str, Any], *, gap_s: float = 0.03, **
         "sampler": "tpe",
         "simulate": False,
         "trials": 1,
+        "stop_at_noise_pct": None,
         **changes,
     }
     path = folder / "study.yaml"
