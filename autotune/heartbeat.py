@@ -11,7 +11,7 @@ import datetime
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Literal
@@ -33,16 +33,24 @@ class Heartbeat:
     """A `Progress` that keeps `progress.json` in the run folder up to date while its context lasts.
 
     command: the command's name, to tell a sweep from a study. every_s: the shortest time between two writes.
+    planned_s: seconds that each stage to come will take, in their order, where the plan knows.
     Nothing is written before the first stage begins: until then the folder may not be there, or belong to another run.
     """
 
     def __init__(
-        self, run: Path, command: str, *, every_s: float = 1.0, clock: Callable[[], float] = time.monotonic
+        self,
+        run: Path,
+        command: str,
+        *,
+        every_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+        planned_s: Mapping[str, float] | None = None,
     ) -> None:
         self._file = run / FILE
         self._command = command
         self._every_s = every_s
         self._clock = clock
+        self._planned_s = dict(planned_s or {})
         self._started_at = _now()
         self._lock = threading.Lock()
         self._changed = threading.Event()
@@ -124,6 +132,7 @@ class Heartbeat:
                 "updated_at": _now(),
                 "updated_monotonic_s": time.monotonic(),  # for a reader on this machine, whose clock may be set meanwhile
                 "boot_id": boot_id(),
+                "planned_s": self._planned_s,
                 "stages": [dict(stage) for stage in self._stages],
                 "note": self._note,
                 "step_s": pace.step_s if pace else None,

@@ -11,7 +11,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -59,7 +59,8 @@ class RunStatus:
     stage, stage_done, stage_total, note: what the process that works there last said; empty where none ever did.
     trials_total: settings of the search, None where that is not known yet.
     failures: reason to number of trials. trials_stopped: given up before their last trace.
-    eta_s: seconds to the end of the run, stage_eta_s: of the stage; from measured durations, None before there are any.
+    eta_s: seconds to the end of the run, stage_eta_s: of the stage; from measured durations, and of stages to come from the
+    plan; None where that is not known.
     verdict: what can be said by now, in a sentence.
     """
 
@@ -146,7 +147,7 @@ class Watch:
             failures=dict(Counter(line.reason for line in trials if line.reason is not None).most_common()),
             trials_stopped=sum(line.stopped is not None for line in trials),
             stage_eta_s=stage_eta_s,
-            eta_s=self._eta_s(str(current["stage"]), stage_eta_s, trials),
+            eta_s=self._eta_s(beat, stages, stage_eta_s, trials) if state == "running" else None,
             started_at=beat.get("started_at"),
             updated_s_ago=_seconds_since(beat),
             verdict=self._verdict(state, best),
@@ -211,19 +212,40 @@ class Watch:
             traces=len(measured.get("by_trace") or ()),
         )
 
-    def _eta_s(self, stage: str, stage_eta_s: float | None, trials: list[TrialLine]) -> float | None:
-        """The stage's own, limited by the time budget, and after the search the finalists' replays at the trials' pace."""
+    def _eta_s(
+        self,
+        beat: Mapping[str, Any],
+        stages: Sequence[Mapping[str, Any]],
+        stage_eta_s: float | None,
+        trials: list[TrialLine],
+    ) -> float | None:
+        """The stage's own and those of the stages to come, as planned; for a simulated study, which plans none, the
+        finalists' replays at the trials' pace. None in a stage after which more comes that nobody knows the length of.
+        """
+        stage = str(stages[-1]["stage"]) if stages else ""
+        if planned := _planned(beat):
+            left_s = stage_eta_s
+            if left_s is None and stage in planned:
+                left_s = planned[stage] * (1 - stages[-1]["done"] / max(1, stages[-1]["total"]))
+            if left_s is not None and stage == SEARCH_STAGE:
+                left_s = self._in_budget(left_s, trials)
+            return (left_s or 0.0) + _planned_after_s(planned, stages)
         if stage_eta_s is None or stage != SEARCH_STAGE:
-            return stage_eta_s
+            return stage_eta_s if beat.get("command") != "tune" else None
         took = [line.duration_s for line in trials if line.duration_s is not None and line.reason is None]
         if not took:
             return stage_eta_s
-        budget_s = self.spec.time_budget_s()
-        if budget_s is not None:
-            stage_eta_s = min(stage_eta_s, max(0.0, budget_s - sum(took)))
+        stage_eta_s = self._in_budget(stage_eta_s, trials)
         random_s = stage_eta_s + sum(took) if self.spec.random_arm else 0.0
         tuning, held_out = self._trace_counts(max(line.traces for line in trials))
         return stage_eta_s + random_s + sum(took) / len(took) / tuning * held_out * _FINALISTS
+
+    def _in_budget(self, search_s: float, trials: list[TrialLine]) -> float:
+        """`search_s`, or what is left of the search's time budget."""
+        if (budget_s := self.spec.time_budget_s()) is None:
+            return search_s
+        took_s = sum(line.duration_s for line in trials if line.duration_s is not None and line.reason is None)
+        return min(search_s, max(0.0, budget_s - took_s))
 
     def _trace_counts(self, tuning: int) -> tuple[int, int]:
         """Tuning and held-out traces; the run folder has a file for each. tuning: as the trials say, 0 if they do not."""
@@ -312,6 +334,20 @@ def _is_locked(file: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
+
+
+def _planned(beat: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds by stage, as planned, in the stages' order."""
+    planned = beat.get("planned_s")
+    found = {str(stage): _number(seconds) for stage, seconds in planned.items()} if isinstance(planned, dict) else {}
+    return {stage: seconds for stage, seconds in found.items() if seconds is not None}
+
+
+def _planned_after_s(planned: Mapping[str, float], stages: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds of the planned stages after the one that began last; of all where none has begun."""
+    names = list(planned)
+    begun = [names.index(stage["stage"]) for stage in stages if stage["stage"] in planned]
+    return sum(planned[name] for name in names[begun[-1] + 1 if begun else 0 :])
 
 
 def _number(value: object) -> float | None:

@@ -10,6 +10,7 @@ from autotune.export import write_export
 from autotune.heartbeat import Heartbeat
 from autotune.live import LiveEvaluator
 from autotune.plan import Plan, make_plan
+from autotune.planned import planned_stages_s
 from autotune.progress import Progress, Together
 from autotune.records import Origin
 from autotune.results import Setting, StudyResults
@@ -38,7 +39,7 @@ def run_study(
         plan.evaluator.say = say
         for line in plan_lines(plan):
             say(line)
-    with Heartbeat(path, "tune") as heartbeat:
+    with Heartbeat(path, "tune", planned_s=planned_stages_s(plan)) as heartbeat:
         both = Together(progress, heartbeat)
         results = tune(plan, path, both, shared)
         run = RunFolder(path)

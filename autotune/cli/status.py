@@ -105,12 +105,24 @@ def _lines(found: RunStatus) -> list[tuple[str, str]]:
     for reason, number in list(found.failures.items())[:_REASONS_SHOWN]:
         lines.append(("failed", f"[yellow]{number} ×[/] {escape(reason)}"))
     if not found.is_over:
-        lines.append(("ETA", f"about {console.duration(found.eta_s)}" if found.eta_s is not None else "not known yet"))
+        lines.append(("ETA", _eta(found)))
     elif found.state != "finished":
         lines.append(("next", "give the same `ppas tune` command again: every finished trial is kept"))
     if found.updated_s_ago is not None:
         lines.append(("updated", f"{console.duration(found.updated_s_ago)} ago"))
     return lines
+
+
+def _eta(found: RunStatus) -> str:
+    """When the run will be over, and when its stage."""
+    parts = [
+        f"about {console.duration(seconds)} to the end of {what}"
+        for seconds, what in ((found.eta_s, "the run"), (found.stage_eta_s, "this stage"))
+        if seconds is not None
+    ]
+    if found.eta_s is None:
+        parts.append("of the run not known yet")
+    return ", ".join(parts)
 
 
 def _screen(found: RunStatus) -> RenderableType:

@@ -16,8 +16,13 @@ from typer.testing import CliRunner
 
 from autotune.cli import app
 from autotune.heartbeat import FILE
+from autotune.plan import make_plan
+from autotune.planned import planned_stages_s
+from autotune.spec import load_spec
 from autotune.status import RunStatus, Watch
 from ppas_core.errors import InvalidInput
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -217,6 +222,69 @@ def test_a_trial_that_was_stopped_early_is_no_failure_and_never_the_best(finishe
     assert found.best is not None
     assert found.best.folder != "trials/5"
     assert "1 trials early" in CliRunner().invoke(app, ["status", str(run)]).output
+
+
+PLANNED = {
+    "Measuring the noise (reference against itself)": 30.0,
+    "Searching": 100.0,
+    "Replaying held-out traces": 60.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("stages", "stage_eta_s", "eta_s"),
+    [
+        (["Measuring the reference"], None, 190.0),
+        (["Measuring the reference", "Measuring the noise (reference against itself)"], 22.0, 182.0),
+        (["Measuring the noise (reference against itself)", "Sweeping the space"], 3.0, 163.0),
+        (["Searching"], None, 110.0),
+        (["Searching"], 20.0, 80.0),
+        (["Searching", "Replaying held-out traces"], 22.0, 22.0),
+        (["Searching", "Replaying held-out traces", "Comparing on held-out traces"], None, 0.0),
+    ],
+    ids=str,
+)
+def test_the_eta_of_a_planned_study_is_the_studys_and_not_the_stages(
+    finished_run: Path, tmp_path: Path, stages: list[str], stage_eta_s: float | None, eta_s: float
+) -> None:
+    run = copy(finished_run, tmp_path)
+    (run / "results.json").unlink()
+    with (run / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        told = [{"stage": stage, "total": 10, "done": 5, "seconds": 1.0} for stage in stages]
+        set_beat(
+            run, state="running", pid=2**22 + 1, process_start="1", eta_s=stage_eta_s, stages=told, planned_s=PLANNED
+        )
+        assert status_of(run).eta_s == pytest.approx(eta_s)
+        shown = CliRunner().invoke(app, ["status", str(run)]).output
+        assert ("to the end of the run" in shown, "to the end of this stage" in shown) == (
+            True,
+            stage_eta_s is not None,
+        )
+
+
+def test_the_eta_of_a_stage_is_not_given_out_as_that_of_a_study_whose_plan_knows_none(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    run = copy(finished_run, tmp_path)
+    (run / "results.json").unlink()
+    with (run / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        stages = [{"stage": "Measuring known settings outside the space", "total": 10, "done": 5, "seconds": 1.0}]
+        set_beat(run, state="running", pid=2**22 + 1, process_start="1", eta_s=22.0, stages=stages)
+        assert (status_of(run).eta_s, status_of(run).stage_eta_s) == (None, 22.0)
+        shown = CliRunner().invoke(app, ["status", str(run)]).output
+        assert "about 22 s to the end of this stage, of the run not known yet" in shown
+
+
+def test_the_stages_that_a_live_plan_names_are_the_ones_that_a_study_begins(tmp_path: Path) -> None:
+    plan = make_plan(load_spec(ROOT / "examples/live-cpu.yaml"), ROOT / "examples")
+    planned = planned_stages_s(plan)
+    sources = "".join(file.read_text() for file in (ROOT / "autotune").rglob("*.py") if file.name != "planned.py")
+    assert all(f'"{stage}"' in sources for stage in planned)
+    assert sum(planned.values()) == pytest.approx(plan.estimate().total_s())
+    assert min(planned.values()) > 0
+    assert planned_stages_s(make_plan(load_spec(ROOT / "examples/demo.yaml"), ROOT / "examples")) == {}
 
 
 def test_the_eta_keeps_within_the_time_budget(finished_run: Path, tmp_path: Path) -> None:
