@@ -103,14 +103,14 @@ class Guide:
         self.first = self.proposals(known)
 
     def suggestion(self, tried: Collection[PolicyParams], measured: Sequence[Measured]) -> PolicyParams | None:
-        """What to measure next: the first proposals, then, every second time, the setting of the highest expected gain.
+        """What to measure next: the first proposals, then the setting of the highest expected gain.
 
-        Where that gain is small against the noise the forecast has said what it knows, and the sampler goes on.
-        None where it is the sampler's turn. tried: settings of all trials, `measured` or not.
+        None where that gain is small against the noise: the forecast has said what it knows, and it is the sampler's
+        turn. tried: settings of all trials, `measured` or not.
         """
         if pending := [params for params in self.first if params not in tried]:
             return pending[0]
-        found = self.next(measured) if len(tried) % 2 == 0 else None
+        found = self.next(measured)
         if found is None or found[0] in tried or found[1] < 100 * _WORTH_A_TURN * self._noise:
             return None
         return found[0]
