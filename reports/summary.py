@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from autotune.export import environment, server_flags, vllm_config_text
+from autotune.export.deploy import Deployment
 from autotune.results import StudyResults
 from ppas_core.errors import InvalidInput
 from reports import roles
@@ -61,11 +62,13 @@ def snippets(results: StudyResults) -> tuple[Snippet, ...]:
         params = results.exported.to_params()
     except InvalidInput:
         return (plain,)
-    command = " ".join(["vllm serve MODEL", *server_flags(params)])
+    server = Deployment.of(results)
+    command = cleaned(shlex.join(["vllm", "serve", "MODEL", *server_flags(params), *server.flags]), 4000)
+    config = cleaned(shlex.join(["vllm", "serve", "MODEL", "--config", "vllm.yaml", *server.beside]), 1000)
     lines = [f"{name}={value}" for name, value in environment(params).items()]
     beside = "" if params.is_static else " Needs ppas-autotune beside vLLM."
     return (
-        Snippet("yaml", "vllm.yaml", f"Start: vllm serve MODEL --config vllm.yaml.{beside}", vllm_config_text(params)),
+        Snippet("yaml", "vllm.yaml", f"Start: {config}.{beside}", vllm_config_text(params, server.flags)),
         Snippet(
             "env",
             "Environment",

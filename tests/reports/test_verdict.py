@@ -70,6 +70,16 @@ def test_each_form_of_the_exported_setting_is_that_setting(study):
     assert parse_setting(forms["Name"]) == PolicyParams.from_dict(json.loads(forms["JSON"])) == params
 
 
+def test_the_config_to_copy_from_a_live_report_has_the_flags_of_the_measured_server_but_no_secret(study):
+    server = {"model": "m/m", "flags": ["--dtype", "float32", "--api-key", "s3cret", "-O3"]}
+    live = study.model_copy(update={"provenance": {"study": {"server": server}}})
+    form, by_environment, *_ = summary.snippets(live)
+    assert by_environment.text.endswith(" --dtype float32 -O3\n")
+    assert yaml.safe_load(form.text)["dtype"] == "float32"
+    assert "vllm serve MODEL --config vllm.yaml -O3." in form.use
+    assert "s3cret" not in form.text + form.use + by_environment.text
+
+
 def test_an_exported_setting_that_no_scheduler_takes_is_still_shown_as_json():
     hostile = odd_studies.hostile()
     assert [form.name for form in summary.snippets(hostile)] == ["JSON"]
