@@ -23,6 +23,7 @@ from reports.numbers import (
     counted,
     finite,
     interval,
+    metric_head,
     metric_label,
     moment,
     percent,
@@ -162,7 +163,7 @@ def verdict_table(studies: Sequence[Study]) -> Table:
     columns = (
         "Study",
         "Verdict",
-        *(f"{capitalised(metric_label(m))} against {against}" for against in AGAINST for m in shown),
+        *(f"{metric_head(m)} against {against}" for against in AGAINST for m in shown),
     )
     return Table("verdicts", "Improvement of the tuned setting on held-out traces", columns, rows, "No study.")
 

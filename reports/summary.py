@@ -75,7 +75,7 @@ def snippets(results: StudyResults) -> tuple[Snippet, ...]:
             "A static budget needs flags alone." if params.is_static else f"Variables and flags, for a shell.{beside}",
             "\n".join([*(f"export {line}" for line in lines), command]) + "\n",
         ),
-        Snippet("name", "Name", "For ppas compare, simulate, sweep and evaluate.", params.label().replace(" ", "/")),
+        Snippet("name", "Name", "For ppas compare, simulate and sweep.", params.label().replace(" ", "/")),
         plain,
     )
 

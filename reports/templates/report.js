@@ -71,8 +71,12 @@
         layout.font = { size: 11.5 };
         // A lane's title keeps its first part: there is no room for more.
         for (const note of layout.annotations ?? []) note.text = note.text.split(" · ")[0];
-        thinTicks(layout.xaxis);
+        // Beside so little a chart the metric's short name has to do.
+        for (const [key, axis] of Object.entries(layout)) {
+          if (/^[xy]axis/.test(key) && axis.title?.text) axis.title.text = axis.title.text.replace("end-to-end ", "");
+        }
       }
+      if (narrow.matches || this.element.closest(".many")) thinTicks(layout.xaxis);
       data.forEach((trace, index) => { trace.visible = this.hidden.has(index) ? false : true; });
       this.writeLegend(data);
       await Plotly.react(this.chart, data, layout, {
@@ -140,7 +144,7 @@
     }
   }
 
-  // On a phone long tick labels would tilt: every other one stays.
+  // Where room is short long tick labels would tilt: every other one stays.
   function thinTicks(axis) {
     const texts = axis?.ticktext ?? [];
     if (texts.length < 5 || texts.join("").length < 24) return;
