@@ -57,6 +57,7 @@ class LiveEvaluator:
 
     budget: the largest b_max that will be asked for; the server starts with it. max_num_seqs: of every setting.
     say: told what is going on, a short line each, such as that the server starts. replays_per_trial: of a whole trial.
+    starts, starting_s: how often servers were started, and the seconds until those for trials were healthy.
     """
 
     origin = Origin.LIVE
@@ -79,6 +80,7 @@ class LiveEvaluator:
         self.memory: MemoryWatch | None = None
         self.say: Callable[[str], None] = say or (lambda text: None)
         self.starts = 0
+        self.starting_s = 0.0
         self.switch_s: list[float] = []
         self._vocabulary = Vocabulary(options.vocabulary_size)
         self._folder: Path | None = None
@@ -205,6 +207,7 @@ class LiveEvaluator:
         self._spare_memory(params)
         if self._server is None:
             self._server = self._new_server(params)
+            self.starting_s += self._server.start_s or 0.0
             self._warm_up(self._server, trace)
             self._require_idle(self._server)
             if self.options.restart_per_trial:

@@ -124,7 +124,7 @@ class Measurement:
     def _measure(
         self, folder: str, params: PolicyParams, base: Outcome | None, repeat: int = 0, race: Race | None = None
     ) -> Outcome:
-        started = time.perf_counter()
+        started = self._clock_s()
         replays: dict[str, Replay] = {}
         traces = {trace.name: trace for trace in self.plan.tuning}
         by_trace: dict[str, dict[str, float]] = {}
@@ -146,14 +146,14 @@ class Measurement:
                 {name: aggregate.objective(name, means, reference) for name in self.objectives},
                 means,
                 aggregate.sum_branches(in_order),
-                time.perf_counter() - started,
+                self._clock_s() - started,
                 by_trace=by_trace,
                 stopped=stopped,
             )
         except PpasError as error:
             if error.stops_study:
                 raise
-            outcome = Outcome({}, {}, {}, time.perf_counter() - started, reason=str(error))
+            outcome = Outcome({}, {}, {}, self._clock_s() - started, reason=str(error))
         told = list(replays.values())
         outcome = replace(
             outcome,
@@ -166,6 +166,11 @@ class Measurement:
             self._failed_in_a_row = [] if outcome.reason is None else [*self._failed_in_a_row, params]
             self._ask_reference(outcome.reason)
         return outcome
+
+    def _clock_s(self) -> float:
+        """Seconds that go on while something is measured, and stand still while a server starts."""
+        evaluator = self.plan.evaluator
+        return time.perf_counter() - (evaluator.starting_s if isinstance(evaluator, LiveEvaluator) else 0.0)
 
     def _ask_reference(self, reason: str | None) -> None:
         """After many failures in a row on a server: whether the reference still can be measured, on one trace.

@@ -29,6 +29,16 @@ from ppas_core.vllm.settings import POLICY_KEY
 
 FORWARDED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 DEFAULT_GRACE_S: Final = 30.0
+_NO_CONFIGS: Final = (
+    (
+        "a study file",
+        {"name", "workload", "space", "trials", "backend", "tuning_seeds"},
+        "the export that `ppas tune` makes of it: runs/NAME/export/vllm.yaml",
+    ),
+    ("a setting", {"b_max", "b_cap"}, "vllm.yaml of an export"),
+    ("a file for containers", {"services", "servingEngineSpec", "apiVersion"}, "vllm.yaml beside it"),
+)
+"""What people give in place of an export, the keys that vLLM's flags do not have, and what to give instead."""
 _SET_PARENT_DEATH_SIGNAL: Final = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
 
@@ -81,6 +91,9 @@ def check_config(config: Path) -> PolicyParams | None:
         raise InvalidInput(f"{config}: cannot be read: there is no such file; `ppas export` writes one") from None
     if not isinstance(data, dict):
         raise InvalidInput(f"{config}: is not a mapping of vLLM's flags")
+    for kind, keys, instead in _NO_CONFIGS:
+        if keys & data.keys():
+            raise InvalidInput(f"{config}: is {kind}, no config of vLLM; give {instead}")
     additional = data.get("additional-config", data.get("additional_config")) or {}
     policy = additional.get(POLICY_KEY) if isinstance(additional, dict) else None
     return None if policy is None else PolicyParams.from_dict(policy)

@@ -10,6 +10,9 @@ from typing import Final
 WRAPPER_OUTPUT: Final = "{output}"
 """Stands in a wrapper's words for a path of the server's own."""
 
+DEFAULT_VOCABULARY: Final = 32_000
+"""Token ids of nearly every model that is served."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
@@ -30,7 +33,7 @@ class ServerOptions:
     flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     wrapper: tuple[str, ...] = ()
-    vocabulary_size: int = 32_000
+    vocabulary_size: int = DEFAULT_VOCABULARY
     start_timeout_s: float = 900.0
     request_timeout_s: float = 600.0
     max_send_lag_s: float = 0.005

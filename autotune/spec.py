@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,6 +25,7 @@ from search_spaces.yaml_file import read_yaml
 from traces.format import Trace, read_trace
 from traces.generate import heterogeneous, parse_phases, rag_bursts
 
+_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SETTING_FILES: Final = (".json", ".yaml", ".yml", ".env")
 _PAPER_RATES: Final = (0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
 
@@ -205,7 +207,6 @@ class StudySpec(_Model):
     """A study file as written by the user."""
 
     name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
         description="Names the study and its run folder: letters, digits, '.', '_' and '-', 64 at most.",
     )
     backend: Literal["simulator", "vllm"] = Field(
@@ -319,6 +320,13 @@ class StudySpec(_Model):
         "null goes on.",
     )
 
+    @field_validator("name")
+    @classmethod
+    def _name_is_a_files(cls, value: str) -> str:
+        if not _NAME.fullmatch(value):
+            raise ValueError("use letters, digits, '.', '_' and '-', 64 at most, a letter or digit first")
+        return value
+
     @field_validator("objectives")
     @classmethod
     def _objectives_exist(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -394,8 +402,10 @@ class StudySpec(_Model):
         held_out: list[Trace] = []
         for number, workload in enumerate((self.workload, *self.more_workloads), start=1):
             if isinstance(workload, TraceFiles):
+                key = "workload" if number == 1 else f"more_workloads.{number - 2}"
                 parts = [
-                    [read_trace(folder / name) for name in names] for names in (workload.tuning, workload.held_out)
+                    [_named_trace(f"{key}.{purpose}", name, folder) for name in names]
+                    for purpose, names in (("tuning", workload.tuning), ("held_out", workload.held_out))
                 ]
             else:
                 parts = [workload.traces(seeds) for seeds in (self.tuning_seeds, self.held_out_seeds)]
@@ -442,6 +452,13 @@ def parse_spec(data: dict[str, Any], origin: str) -> StudySpec:
     except ValidationError as error:
         problems = explain(error, StudySpec, WORKLOADS)
         raise InvalidInput("\n".join(f"{origin}: {problem}" for problem in problems)) from None
+
+
+def _named_trace(key: str, name: str, folder: Path) -> Trace:
+    try:
+        return read_trace(folder / name)
+    except InvalidInput as error:
+        raise InvalidInput(f"{key} in the study file: {error}") from None
 
 
 def _told_apart(trace: Trace, number: int) -> Trace:

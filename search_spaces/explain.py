@@ -25,7 +25,7 @@ def explain(
     variants: the models of a tagged union by tag; pydantic puts the tag into the path of a problem, where no user wrote
     it.
     """
-    details = sorted(error.errors(include_url=False), key=_rank)
+    details = sorted(_causes(error), key=_rank)
     return [_explain_one(dict(detail), model, variants or {}) for detail in details]
 
 
@@ -49,6 +49,13 @@ def _explain_one(detail: Mapping[str, Any], model: type[BaseModel], variants: Ma
     value = repr(detail["input"])
     value = value if len(value) <= _LONGEST_VALUE else value[: _LONGEST_VALUE - 1] + "…"
     return f"{'.'.join(path) or 'the whole'} is {value}; {message[:1].lower()}{message[1:]}"
+
+
+def _causes(error: ValidationError) -> list[Any]:
+    """The problems, but for a list that is too short only because its entries were refused."""
+    found = error.errors(include_url=False)
+    refused = {detail["loc"][:-1] for detail in found if detail["loc"]}
+    return [detail for detail in found if not (detail["type"] == "too_short" and detail["loc"] in refused)]
 
 
 def _plain(message: str) -> str:

@@ -34,6 +34,7 @@ NOT_RUN = {
     "ppas serve Qwen/Qwen2.5-0.5B-Instruct --config runs/demo/export/vllm.yaml": (
         "starts a server; tests/vllm/test_serve.py does"
     ),
+    "serve ppas serve Qwen/Qwen2.5-0.5B-Instruct --config runs/demo/export/vllm.yaml": "what `ppas tune` prints at its end",
     "ppas top runs/live": "watches a live run; tests/autotune/test_terminal_docs.py watches one on a terminal",
     "ppas trace record --to http://127.0.0.1:8000 --port 8001 --for 10m -o traffic.jsonl": (
         "needs a server and its clients; tests/record/test_recording.py has both"

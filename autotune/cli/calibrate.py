@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 
 _SHOWN: Final = {"mean_latency_s": "mean latency", "mean_ttft_s": "mean TTFT", "makespan_s": "makespan"}
 
+_AGAINST_ITSELF: Final = (
+    "this study runs on the simulator, which is so calibrated against itself: its own profile comes out again, and errors "
+    "of 0 mean nothing. For your server the study needs `backend: vllm` and a `server:` block"
+)
+
 
 def add_to(app: typer.Typer) -> None:
     """Registers the command."""
@@ -47,8 +52,8 @@ def calibrate(
     """Measure how long this server's steps take, and write a profile for `ppas simulate` and `ppas tune`.
 
     Starts the study's server, replays static budgets on it for a minute or two, fits the step time to its step log, and
-    checks the profile on the study's reference setting, which is not fitted. A study on the simulator is
-    calibrated likewise, its profile playing the server.
+    checks the profile on the study's reference setting, which is not fitted. Of a study on the simulator
+    the profile plays the server: that tries the calibration out, and tells nothing of a machine.
 
     Example: ppas calibrate examples/live-cpu.yaml -o mine.json, then ppas tune STUDY.yaml --profile mine.json
     """
@@ -64,6 +69,8 @@ def calibrate(
     plan = make_plan(spec, study.parent)
     if isinstance(plan.evaluator, LiveEvaluator) and not quiet:
         plan.evaluator.say = lambda text: console.err.print(f"[dim]{escape(text)}[/]")
+    if plan.evaluator.origin == "simulated":
+        console.err.print(f"[yellow]note:[/] {_AGAINST_ITSELF}")
     progress: Progress = Silent() if quiet else console.Bar()
     with plan.evaluator.session(folder or _fresh_folder(Path("runs") / f"{spec.name}-calibration")):
         profile = calibrate_plan(plan, name=name or output.stem, device=gpu, target_s=target_s, progress=progress)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
@@ -14,6 +14,8 @@ import typer
 from rich.markup import escape
 
 from autotune.cli import console
+from autotune.cli.init_model import ModelLimits, model_limits
+from autotune.server_options import DEFAULT_VOCABULARY
 from ppas_core.errors import InvalidInput
 from ppas_core.naming import did_you_mean
 
@@ -29,6 +31,8 @@ _LIVE: Final[dict[str, Any]] = {"tuning_seeds": [0], "held_out_seeds": [100, 101
 _LIVE_TRIALS: Final = "10"
 _LIVE_RATES: Final = "0.4,1.0"
 """A live study replays in real time: a first one by default on few traces, so that it ends within about an hour."""
+_OUTPUT_TOKENS: Final = 32
+_OUTPUTS: Final = (32, 256)
 _LONG_MIN: Final = 90
 """Minutes above which it is said how to make a study shorter."""
 
@@ -86,14 +90,14 @@ def init(
         "--rates": rates, "--phases": phases, "--prompt-tokens": prompt_tokens, "--output-tokens": output_tokens,
         "--tuning-trace": tuning_trace, "--held-out-trace": held_out_trace,
     }  # fmt: skip
-    folder = output.parent
+    folder, limits = output.parent, ModelLimits()
     try:
         answers: dict[str, Any] = {"name": ask("Name of the study", name, "--name", str, _stem(output))}
         where = ask("Where trials run: simulator or vllm", backend, "--backend", _one_of(_BACKENDS), "simulator")
         answers["backend"] = where
         if where == "vllm":
             _refuse(where, {"--profile": profile})
-            answers["server"] = _server(ask, model, url, settings_file, server_flags, folder)
+            answers["server"], limits = _server(ask, model, url, settings_file, server_flags, folder)
         else:
             _refuse(
                 where,
@@ -102,7 +106,7 @@ def init(
             answers["profile"] = _profile(ask, profile, folder)
         answers["space"] = ask("Search space: static, ppas, ppas-plus or a file", space, "--space", str, "ppas")
         kind = ask(f"What arrives: {', '.join(_TRAFFIC)}", traffic, "--traffic", _one_of(_TRAFFIC), "rag-bursts")
-        answers["workload"] = {"family": kind, **_WORKLOAD[kind](ask, given, folder, is_live=where == "vllm")}
+        answers["workload"] = {"family": kind, **_WORKLOAD[kind](ask, given, folder, limits, is_live=where == "vllm")}
         if where == "vllm" and kind != "files":
             answers |= _LIVE
         answers["prefer"] = ask("What decides: mean, p95 or balanced", prefer, "--prefer", str, "mean")
@@ -111,8 +115,12 @@ def init(
     except typer.Abort:
         console.err.print("\nNothing was written.")
         raise typer.Exit(console.INTERRUPTED) from None
+    made = next((parent for parent in reversed(folder.parents) if not parent.exists()), folder)
+    is_new = not folder.exists()
     command = f"ppas tune {shlex.quote(str(output))}"
     notes = _write(output, answers, command)
+    if is_new:
+        notes.insert(0, f"made the folder {made}")
     if json_output:
         console.print_json({"file": str(output), "next": command, "notes": notes})
     elif not quiet:
@@ -153,18 +161,22 @@ class _Asker:
 
 def _server(
     ask: _Asker, model: str | None, url: str | None, settings_file: str | None, flags: str | None, folder: Path
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], ModelLimits]:
+    """The block of the study file, and what is known of the model."""
     name = ask("Model, a name or a folder", model, "--model", str)
     server: dict[str, Any] = {"model": _beside(Path(name), folder) if Path(name).is_dir() else name}
+    limits = model_limits(name, ())
+    if limits.vocabulary_size is not None and limits.vocabulary_size < DEFAULT_VOCABULARY:
+        server["vocabulary_size"] = limits.vocabulary_size
     joined = ask.optional("Address of a server that runs already (empty: the tuner starts one)", url, "--url")
     if joined is not None:
         _refuse("--url", {"--server-flags": flags})
         file = ask("Its PPAS_SETTINGS_FILE", settings_file, "--settings-file", Path)
-        return {**server, "url": joined, "settings_file": _beside(file, folder)}
+        return {**server, "url": joined, "settings_file": _beside(file, folder)}, limits
     if settings_file is not None:
         raise InvalidInput("--settings-file belongs to --url; give both")
     words = ask("Further flags of vllm serve (empty: none)", flags, "--server-flags", _words, "")
-    return {**server, "flags": words} if words else server
+    return ({**server, "flags": words} if words else server), model_limits(name, words)
 
 
 def _profile(ask: _Asker, profile: str | None, folder: Path) -> str:
@@ -175,28 +187,51 @@ def _profile(ask: _Asker, profile: str | None, folder: Path) -> str:
     return _beside(Path(answer), folder) if answer.endswith(".json") else answer
 
 
-def _rag_bursts(ask: _Asker, given: dict[str, Any], _folder: Path, *, is_live: bool) -> dict[str, Any]:
+def _rag_bursts(
+    ask: _Asker, given: dict[str, Any], _folder: Path, limits: ModelLimits, *, is_live: bool
+) -> dict[str, Any]:
     _refuse("rag-bursts", {flag: given[flag] for flag in ("--phases", "--tuning-trace", "--held-out-trace")})
     rates = _LIVE_RATES if is_live else "0.4,0.8,1.2"
-    return {
+    proposed = str(limits.prompt_at_most(_OUTPUT_TOKENS, 25_000))
+    found: dict[str, Any] = {
         "rates_per_s": ask("Burst rates per second", given["--rates"], "--rates", _numbers, rates),
-        "prompt_tokens": ask("Prompt tokens", given["--prompt-tokens"], "--prompt-tokens", _whole, "25000"),
-        "output_tokens": ask("Output tokens", given["--output-tokens"], "--output-tokens", _whole, "32"),
+        "prompt_tokens": ask("Prompt tokens", given["--prompt-tokens"], "--prompt-tokens", _whole, proposed),
+        "output_tokens": ask("Output tokens", given["--output-tokens"], "--output-tokens", _whole, str(_OUTPUT_TOKENS)),
     }
+    _require_room(limits, found["prompt_tokens"], found["output_tokens"])
+    return found
 
 
-def _heterogeneous(ask: _Asker, given: dict[str, Any], _folder: Path, *, is_live: bool) -> dict[str, Any]:
+def _require_room(limits: ModelLimits, prompt_tokens: int, output_tokens: int) -> None:
+    """Refuses requests that the server would refuse, all of them."""
+    if limits.longest_tokens is not None and prompt_tokens + output_tokens > limits.longest_tokens:
+        raise InvalidInput(
+            f"{prompt_tokens} prompt and {output_tokens} output tokens do not fit into the {limits.longest_tokens} of "
+            f"{limits.says}; give shorter ones"
+        )
+
+
+def _heterogeneous(
+    ask: _Asker, given: dict[str, Any], _folder: Path, limits: ModelLimits, *, is_live: bool
+) -> dict[str, Any]:
     _refuse("heterogeneous", {flag: given[flag] for flag in ("--rates", "--tuning-trace", "--held-out-trace")})
     prompts, outputs = given["--prompt-tokens"], given["--output-tokens"]
-    return {
+    proposed = dict.fromkeys(limits.prompt_at_most(max(_OUTPUTS), tokens) for tokens in (512, 4096, 16384))
+    found: dict[str, Any] = {
         "phases": list(given["--phases"] or ())
         or [ask("Phases, SECONDS:RATE,…", None, "--phases", _schedule, "20:0.05,10:0.4,20:0.05")],
-        "prompt_tokens": ask("Prompt tokens, several", prompts, "--prompt-tokens", _wholes, "512,4096,16384"),
-        "output_tokens": ask("Output tokens, several", outputs, "--output-tokens", _wholes, "32,256"),
+        "prompt_tokens": ask("Prompt tokens, several", prompts, "--prompt-tokens", _wholes, _listed(proposed)),
+        "output_tokens": ask("Output tokens, several", outputs, "--output-tokens", _wholes, _listed(_OUTPUTS)),
     }
+    _require_room(limits, max(found["prompt_tokens"]), max(found["output_tokens"]))
+    return found
 
 
-def _files(ask: _Asker, given: dict[str, Any], folder: Path, *, is_live: bool) -> dict[str, Any]:
+def _listed(numbers: Iterable[int]) -> str:
+    return ",".join(str(number) for number in numbers)
+
+
+def _files(ask: _Asker, given: dict[str, Any], folder: Path, _limits: ModelLimits, *, is_live: bool) -> dict[str, Any]:
     _refuse("files", {flag: given[flag] for flag in ("--rates", "--phases", "--prompt-tokens", "--output-tokens")})
     found = {}
     for key, flag, purpose in (("tuning", "--tuning-trace", "tune"), ("held_out", "--held-out-trace", "compare")):

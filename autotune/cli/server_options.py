@@ -58,6 +58,10 @@ def server_block(
         raise InvalidInput(
             "--server-url and --restart-per-trial are for live studies; this one has no server: block (backend: vllm)"
         )
+    if url is not None:
+        from autotune.replay.run import base_url
+
+        base_url(url)  # refused here, before a plan is made and told
     if url is not None and restart_per_trial:
         raise InvalidInput("--restart-per-trial starts servers, --server-url joins one; give one of them")
     block = spec.server.model_dump()

@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from autotune.cli import console
 from autotune.settings import HELP, parse_setting
+from ppas_core.errors import InvalidInput
 from ppas_core.policy import PolicyParams
 from traces.format import Trace, read_trace
 
@@ -108,6 +109,10 @@ def compare(
     Example: ppas compare 2/16384/1024 ppas
     """
     sides = [(text, parse_setting(text)) for text in (candidate, reference)]
+    if sides[0][1].label() == sides[1][1].label():
+        raise InvalidInput(
+            f"{candidate} and {reference} are the same setting, {sides[0][1].label()}; name another to compare with"
+        )
     bench = _bench(study, trace, profile, prefix_caching)
     from autotune import choose, metrics
     from autotune.compare import compare_settings

@@ -31,6 +31,8 @@ from ppas_core.plain_json import dump_json
 from ppas_core.policy import PolicyParams
 
 _JSON: Final = "settings.json"
+_NO_COST_PCT: Final = 0.05
+"""What is shown as 0.0 %."""
 Cost = Callable[[PolicyParams], float]
 """The predicted preferred objective of other settings as ratio to the exported one: 1.03 is 3 % worse."""
 
@@ -158,8 +160,13 @@ def _cost_line(ratio: float | None) -> str:
     if ratio is None:
         return "What that costs was not predicted."
     change = (ratio - 1) * 100
-    word = "worse" if change > 0 else "better"
-    return f"Predicted (simulated) cost: {abs(change):.1f} % {word} than the setting on the preferred objective."
+    if abs(change) < _NO_COST_PCT:
+        return "Predicted (simulated): it costs nothing on the preferred objective."
+    if change < 0:
+        return (
+            f"Predicted (simulated): no cost; it is {-change:.1f} % better than the setting on the preferred objective."
+        )
+    return f"Predicted (simulated) cost: {change:.1f} % worse than the setting on the preferred objective."
 
 
 def _env_text(params: PolicyParams, variables: dict[str, str], lines: list[str]) -> str:

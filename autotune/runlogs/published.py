@@ -47,6 +47,13 @@ class _Server:
     flags: dict[str, str] = field(default_factory=dict)
 
 
+ACCEPTED: Final = (
+    "allowed: a sweep log as the paper's author published them, a table of runs (.csv or .csv.gz, one run a line), or the "
+    "run folder of a study, such as runs/demo"
+)
+"""What is read as measured runs, for people."""
+
+
 def looks_published(path: Path) -> bool:
     """Whether one of the file's lines is a run of a published log."""
     return any(_ROW.fullmatch(line) for _, line in numbered_lines(path))
@@ -62,7 +69,7 @@ def read_published(path: Path) -> RunLog:
     for segment in _segments(path):
         runs += requests.joined(segment, notes)
     if not runs:
-        raise InvalidInput(f"{path}: holds no run; a run is a line that begins with {{'trace_id':")
+        raise InvalidInput(f"{path}: holds no run; {ACCEPTED}")
     with_requests = any(run.requests is not None for run in runs)
     generation = "0.27.1" if with_requests or any(_is_new(run.flags) for run in runs) else "0.22.1"
     return RunLog(tuple(replace(run, vllm=run.vllm or generation) for run in runs), tuple(notes))

@@ -232,8 +232,14 @@ def test_a_file_for_a_patch_that_can_says_so_and_asks_for_no_cost(tmp_path: Path
 
     files = write_export(results_of(PPAS), tmp_path, cost=cost)
     assert "# The patch expresses this setting exactly." in files[2].read_text()
-    assert "1.0 % better" in files[3].read_text()
+    assert "Predicted (simulated): no cost; it is 1.0 % better" in files[3].read_text()
     assert "NOT for the patched vLLM 0.22.1" not in files[1].read_text()
+
+
+def test_what_costs_nothing_is_not_said_to_cost_nothing_point_nothing_per_cent(tmp_path: Path) -> None:
+    text = write_export(results_of(TUNED), tmp_path, cost=lambda params: 0.99996)[3].read_text()
+    assert "Predicted (simulated): it costs nothing" in text
+    assert "0.0 %" not in text
 
 
 def test_every_file_names_the_study_and_that_it_is_simulated(tmp_path: Path) -> None:

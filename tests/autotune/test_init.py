@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from autotune.cli import app
 from autotune.plan import make_plan
-from autotune.spec import StudySpec, TraceFiles, load_spec
+from autotune.spec import RagBursts, StudySpec, TraceFiles, load_spec
 from autotune.template import _MORE, _MORE_OF_SERVER, study_file
 from traces.format import Trace, TraceRequest, write_trace
 
@@ -162,6 +162,61 @@ def test_a_live_study_is_proposed_that_takes_an_hour_at_most_and_its_file_says_h
     head = Path("live.yaml").read_text().partition("\n\n")[0]
     assert f"# About {minutes:.0f} minutes and two server starts: " in head
     assert "`ppas tune live.yaml --trials 40` goes on from there" in head
+
+
+def model_folder(**config: object) -> str:
+    Path("tiny").mkdir()
+    Path("tiny/config.json").write_text(json.dumps(config))
+    return "tiny"
+
+
+def test_a_models_folder_says_which_token_ids_and_how_long_prompts_the_study_may_send() -> None:
+    model = model_folder(vocab_size=512, max_position_embeddings=40_960)
+    flags = ["--server-flags", "--max-model-len 8192"]
+    code, output = init("a.yaml", "--yes", "--backend", "vllm", "--model", model, *flags)
+    assert code == 0, output
+    spec = load_spec(Path("a.yaml"))
+    assert spec.server is not None
+    assert spec.server.vocabulary_size == 512
+    assert isinstance(spec.workload, RagBursts)
+    assert spec.workload.prompt_tokens == 8192 - 32
+    many = init("b.yaml", "--yes", "--backend", "vllm", "--model", model, *flags, "--traffic", "heterogeneous")
+    assert many[0] == 0, many[1]
+    assert yaml.safe_load(Path("b.yaml").read_text())["workload"]["prompt_tokens"] == [512, 4096, 8192 - 256]
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "prompt"),
+    [
+        ({}, "--max-model-len 8k", 8000 - 32),
+        ({}, "--max_model_len=16K", 16_384 - 32),
+        ({"text_config": {"max_position_embeddings": 4096}}, "", 4096 - 32),
+        ({"max_position_embeddings": 131_072, "vocab_size": 151_936}, "", 25_000),
+        ({"max_position_embeddings": 4096}, "--max-model-len auto", 25_000),
+    ],
+)
+def test_the_flag_says_more_of_the_longest_request_than_the_models_own_file(
+    config: dict[str, object], flags: str, prompt: int
+) -> None:
+    code, output = init(
+        "a.yaml", "--yes", "--backend", "vllm", "--model", model_folder(**config), "--server-flags", flags
+    )
+    assert code == 0, output
+    found = yaml.safe_load(Path("a.yaml").read_text())
+    assert found["workload"]["prompt_tokens"] == prompt
+    assert "vocabulary_size" not in found["server"], "the default is not above this model's"
+
+
+def test_requests_that_the_model_has_no_room_for_are_refused() -> None:
+    flags = ["--yes", *VLLM, "--server-flags", "--max-model-len 8192", "--prompt-tokens", "8190"]
+    code, output = init("a.yaml", *flags)
+    assert (code, "8190 prompt and 32 output tokens do not fit into the 8192 of --max-model-len" in output) == (2, True)
+    assert not Path("a.yaml").exists()
+
+
+def test_a_folder_that_is_made_is_told() -> None:
+    assert "made the folder new\n" in init("new/deep/a.yaml", "--yes")[1]
+    assert "made the folder" not in init("new/deep/b.yaml", "--yes")[1]
 
 
 def test_of_a_live_study_of_many_trials_it_is_said_how_to_make_it_shorter() -> None:

@@ -1,10 +1,16 @@
 """The cold check starts its server with the exported file, on a stand-in for vLLM."""
 
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
 import yaml
 from live_study import ROOT, command, environment, own_server, write_study
+
+pytestmark = pytest.mark.skipif(
+    find_spec("vllm") is None, reason="vLLM is not installed, and its command is what is stood in for"
+)
 
 
 def test_the_cold_server_gets_the_exported_file_and_only_what_that_cannot_hold_beside(tmp_path: Path) -> None:

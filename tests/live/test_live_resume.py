@@ -199,8 +199,12 @@ def test_a_server_for_each_setting_runs_what_its_export_says(tmp_path: Path) -> 
     server = {**own_server(tmp_path), "restart_per_trial": True}
     path = write_study(tmp_path, server, static_budgets=[256, 1024])
     run = tmp_path / "run"
-    swept = sweep(plan_of(path), run)
+    plan, begun_s = plan_of(path), time.monotonic()
+    swept = sweep(plan, run)
+    all_s = time.monotonic() - begun_s
     assert {one.outcome.reason for one in swept} == {None}
+    measured_s = sum(json.loads(file.read_text())["duration_s"] for file in run.rglob("metrics.json"))
+    assert 0 < live(plan.evaluator).starting_s < all_s - measured_s, "no setting took as long as its server's start"
     assert logs(run) == ["server-1.log", "server-2.log", "server-3.log"]  # the noise is measured on the reference's
     for number, budget in enumerate((2048, 256, 1024), start=1):
         config = (run / f"servers/server-{number}.yaml").read_text()

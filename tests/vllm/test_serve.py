@@ -136,6 +136,10 @@ def test_a_broken_console_script_is_passed_over(tmp_path: Path) -> None:
         ("export.json", "{}", "ends in .yaml or .yml"),
         ("bad.yaml", "a: [", "is not YAML"),
         ("list.yaml", "- 1", "is not a mapping"),
+        ("study.yaml", "name: mine\ntrials: 3", r"study\.yaml: is a study file.*give .*runs/NAME/export/vllm\.yaml"),
+        ("live.yaml", "backend: vllm\nserver: {model: m}", "is a study file"),
+        ("setting.yaml", "b_max: 64\nb_cap: 32", "is a setting, no config"),
+        ("compose.yaml", "services: {vllm: {}}", "give vllm.yaml beside it"),
         ("policy.yaml", "additional-config: {ppas: {b_max: 64}}", "'b_cap' is missing"),
     ],
 )

@@ -1,0 +1,57 @@
+"""What a model's folder and the server's flags say of the requests that a study may send: token ids, and how long."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ppas_core.plain_json import load_json
+
+_LENGTH: Final = re.compile(r"(\d{1,9})(?:\.0*)?([kKmM]?)")
+_UNITS: Final = {"": 1, "k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
+"""As vLLM reads `--max-model-len 32k`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """vocabulary_size: of the model. longest_tokens: prompt and answer together. says: which of both files says so.
+    None where nobody says.
+    """
+
+    vocabulary_size: int | None = None
+    longest_tokens: int | None = None
+    says: str = ""
+
+    def prompt_at_most(self, output_tokens: int, otherwise: int) -> int:
+        """The prompt length to propose: `otherwise`, or what the model has room for."""
+        return otherwise if self.longest_tokens is None else max(1, min(otherwise, self.longest_tokens - output_tokens))
+
+
+def model_limits(model: str, flags: Sequence[str]) -> ModelLimits:
+    """What is known of `model`, a name or a folder, served with `flags`. A flag is nearer than config.json."""
+    from autotune.export.flags import grouped, is_flag  # loads more than the command's help needs
+
+    data = _config(Path(model))
+    text = data.get("text_config")
+    both = [data, text if isinstance(text, dict) else {}]
+    longest, says = _first(both, "max_position_embeddings"), "the model's config.json"
+    for flag in grouped(flags):
+        if is_flag(flag.name, "--max-model-len", "--max-model-l") and flag.values:
+            match = _LENGTH.fullmatch(flag.values[0])
+            longest, says = (int(match[1]) * _UNITS[match[2]] if match else None), "--max-model-len"
+    return ModelLimits(_first(both, "vocab_size"), longest, says)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    try:
+        data = load_json((folder / "config.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def _first(places: Sequence[dict[str, Any]], key: str) -> int | None:
+    return next((found for place in places if isinstance(found := place.get(key), int) and found > 0), None)
