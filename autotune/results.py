@@ -184,6 +184,12 @@ class Comparison(_Model):
     sentence: str
     costs: list[str] = []
 
+    def word(self, simulator_error_pct: float | None) -> str:
+        """The verdict; one that rests on less than the simulator's own error is one in the simulator."""
+        effect = self.overall.get(self.preferred_metric)
+        is_within = effect is not None and abs(effect.improvement_pct) < (simulator_error_pct or 0.0)
+        return f"{self.verdict} in the simulator" if is_within and self.verdict in ("better", "worse") else self.verdict
+
 
 class NoiseInfo(_Model):
     """What an A/A measurement of the reference showed, in per cent; see `autotune.noise.NoiseFloor`.
@@ -408,8 +414,8 @@ class StudyResults(_Model):
     @property
     def pick(self) -> Setting:
         """The tuned setting, as it was compared: the picked trial's, with the reference's value for what never acted."""
-        compared = (setting.setting for setting in self.held_out if setting.role == "tuned")
-        return next(compared, self.trials[self.pick_trial].setting)
+        compared = [setting.setting for setting in self.held_out if setting.role == "tuned"]
+        return compared[0] if compared else self.trials[self.pick_trial].setting
 
     def save(self, path: Path) -> None:
         """Writes the results to `path`, whole or not at all."""

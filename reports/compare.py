@@ -64,7 +64,11 @@ def _effects(studies: Sequence[Study]) -> Panel:
 
     def found(against: int, metric: int) -> list[tuple[Study, Any]]:
         pairs = [(study, study.effect(metrics[metric], AGAINST[against])) for study in studies]
-        return [(study, effect) for study, effect in pairs if effect and finite(effect.improvement_pct) is not None]
+        return [
+            (study, effect)
+            for study, effect in pairs
+            if effect and effect.is_measurable and finite(effect.improvement_pct) is not None
+        ]
 
     def draw(against: int, metric: int) -> Any:
         rows = found(against, metric)

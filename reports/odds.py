@@ -81,6 +81,7 @@ def _from_traces(results: StudyResults) -> Odds | None:
         drawn += flip * (again - again[:, place : place + 1, :]) / len(columns)
     factor = widening_factor([len(places) for places in columns.values()], CONFIDENCE)
     drawn = point + factor * (drawn - point)
+    drawn += _noise(results, metrics, drawn, place)
     low, high = np.percentile(drawn, [100 * (1 - CONFIDENCE) / 2, 100 * (1 + CONFIDENCE) / 2], axis=0)
     gain = {
         trial.number: {
@@ -98,6 +99,22 @@ def _from_traces(results: StudyResults) -> Odds | None:
     share = _share_on_front(drawn[:, rivals, :])
     chance = {known[i].number: float(value) for i, value in zip(rivals, share, strict=True)}
     return Odds("traces", chance, gain, correlation, len(names))
+
+
+def _noise(
+    results: StudyResults, metrics: list[str], drawn: NDArray[np.float64], reference: int
+) -> NDArray[np.float64]:
+    """What the draws lack of the noise that one measurement of every trial has, drawn as well: a few traces drawn again
+    may show less. Of draws x trials x metrics; the reference is 0 by definition, and its noise is every trial's.
+    """
+    known = {entry.metric: pct / 100 for entry in results.noise if (pct := finite(entry.objective_pct)) is not None}
+    if not known:
+        return np.zeros(())
+    variance = np.array([2 * known.get(metric, 0.0) ** 2 for metric in metrics])
+    lacking = np.sqrt(np.maximum(0.0, variance - drawn.var(axis=0)))
+    lacking[reference] = 0.0
+    found: NDArray[np.float64] = np.random.default_rng(1).normal(size=drawn.shape) * lacking
+    return found
 
 
 def _correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float:

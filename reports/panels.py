@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from autotune import choose
 from autotune.results import StudyResults
 from reports import figures, figures_held_out, pairs, panels_more, plane, quality, roles, views
 from reports.numbers import capitalised, cleaned, counted, interval, metric_head, metric_label, percent, tokens
@@ -129,6 +130,8 @@ def _effects(results: StudyResults) -> Panel:
         alt += (
             f": {percent(overall.improvement_pct)} in {metric_label(comparison.preferred_metric)}, "
             f"{comparison.confidence:.0%} interval {interval(overall.low_pct, overall.high_pct)}."
+            if overall.is_measurable
+            else f": {metric_label(comparison.preferred_metric)} is {choose.NOT_MEASURABLE}."
         )
     built = {(a, m): views.effects(c, metric) for a, c in enumerate(made) for m, metric in enumerate(metrics)}
     rows = [len(v.rows) for v in built.values() if not isinstance(v, Missing)]

@@ -79,10 +79,17 @@ def lead(results: StudyResults) -> str:
     if not results.noise:
         return "How well the numbers above can be measured again. The noise of this study was not measured."
     widest = max(results.noise, key=lambda noise: noise.visible_held_out_pct)
-    return (
+    said = (
         f"Measured again, the same setting gives other numbers. From {percent(widest.visible_held_out_pct, signed=False)}"
         f" on, a difference in {metric_label(widest.metric)} on the held-out traces is more than that noise."
     )
+    if widest.further:
+        said += (
+            f" It is wider than the reference measured against itself showed before the search: "
+            f"{counted(widest.further, 'further measurement')} of settings measured again, or that did the very same as "
+            "another, varied more."
+        )
+    return said
 
 
 def lag_words(results: StudyResults) -> str:
@@ -95,7 +102,7 @@ def lag_words(results: StudyResults) -> str:
     again = (
         f"{counted(repeated, 'replay was', 'replays were')} made again because it was too late"
         if repeated
-        else ("no replay had to be made again")
+        else "none of the trials' replays had to be made again"
     )
     return (
         f"In the worst of {counted(len(known), 'trial')} 99 % of the requests were sent within {duration(worst)} of their "

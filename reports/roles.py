@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from autotune import alike
+from autotune.alike import Behaviour
 from autotune.results import Comparison, Effect, HeldOut, Setting, StudyResults, Verdict
+from ppas_core.errors import InvalidInput
 from reports.numbers import cleaned, tokens
 
 TUNED = "tuned"
@@ -51,6 +56,14 @@ def setting_words(setting: Setting) -> str:
     if is_static(setting):
         return f"static budget {cleaned(tokens(setting.params['b_max']), 40)} (P-PAS off)"
     return cleaned(setting.label)
+
+
+def behaviour(setting: Setting, branch_steps: Mapping[str, int]) -> Behaviour | None:
+    """As `autotune.alike.behaviour`; None also where the values are none that the scheduler would take."""
+    try:
+        return alike.behaviour(setting.to_params(), branch_steps)
+    except InvalidInput:
+        return None
 
 
 def reference_role(results: StudyResults) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from autotune import choose
 from autotune.records import Origin
 from autotune.results import Effect, StudyResults
 from reports import roles, verdict
@@ -22,7 +23,6 @@ from reports.numbers import (
     cleaned,
     counted,
     finite,
-    interval,
     metric_head,
     metric_label,
     moment,
@@ -30,7 +30,7 @@ from reports.numbers import (
     tokens,
 )
 from reports.roles import BEST_STATIC
-from reports.tables import Cell, Table
+from reports.tables import Cell, Table, effect_cell
 from reports.verdict import Headline, Strip, Tone
 
 AGAINST = ("the reference", "the best static budget")
@@ -108,7 +108,8 @@ def cards(studies: Sequence[Study]) -> tuple[Card, ...]:
         for against in AGAINST
         if (effect := study.effect(_preferred(study), against)) is not None
     }
-    ends = [v for e in effects.values() for v in (e.low_pct, e.high_pct, 0.0) if finite(v) is not None]
+    known = [effect for effect in effects.values() if effect.is_measurable]
+    ends = [v for e in known for v in (e.low_pct, e.high_pct, 0.0) if finite(v) is not None]
     low, high = (min(ends), max(ends)) if ends else (0.0, 0.0)
     made = []
     for study in studies:
@@ -116,8 +117,8 @@ def cards(studies: Sequence[Study]) -> tuple[Card, ...]:
         lines = tuple(
             Line(
                 f"{capitalised(metric_label(metric))}, tuned against {_against_words(study, against)}",
-                change(effect.improvement_pct, metric),
-                change_between(effect.low_pct, effect.high_pct, metric),
+                change(effect.improvement_pct, metric) if effect.is_measurable else choose.NOT_MEASURABLE,
+                change_between(effect.low_pct, effect.high_pct, metric) if effect.is_measurable else "",
                 verdict.tone_of(effect),
                 verdict.strip_of(effect, low, high),
             )
@@ -156,7 +157,7 @@ def verdict_table(studies: Sequence[Study]) -> Table:
         (
             Cell(study.name, kind="head", note=study.origin),
             Cell(verdict.headline(study.results).word, tone=verdict.headline(study.results).tone),
-            *(_effect_cell(study.effect(metric, against)) for against in AGAINST for metric in shown),
+            *(effect_cell(study.effect(metric, against)) for against in AGAINST for metric in shown),
         )
         for study in studies
     )
@@ -208,18 +209,6 @@ def _knob(study: Study, knob: str) -> str:
     if knob not in params:
         return NONE
     return cleaned(tokens(params[knob])) if roles.acts(study.results.exported, knob) else "no effect"
-
-
-def _effect_cell(effect: Effect | None) -> Cell:
-    if effect is None:
-        return Cell(NONE, kind="number")
-    return Cell(
-        percent(effect.improvement_pct),
-        finite(effect.improvement_pct),
-        "number",
-        verdict.tone_of(effect),
-        interval(effect.low_pct, effect.high_pct),
-    )
 
 
 def _groups(studies: Sequence[Study], of: Callable[[Study], tuple[object, str]]) -> list[tuple[str, list[str]]]:

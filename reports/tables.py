@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from autotune import choose
+from autotune.aggregate import is_measurable
 from autotune.results import Effect, HeldOut, Setting, StudyResults, Trial
 from reports import quality, roles, views
 from reports.numbers import (
@@ -38,6 +40,8 @@ _ARM_WORDS = {
 
 _DIGITS = 12
 """Digits of a digest in a table."""
+_MOST_REPEATS = 100
+"""Replays of each trace beyond which nobody will make them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +153,10 @@ def comparisons_table(results: StudyResults) -> Table:
             Cell(
                 f"{capitalised(cleaned(c.candidate))} against {cleaned(c.reference)}",
                 kind="head",
-                note=f"{c.verdict}, on {counted(c.num_requests, 'request')} of {counted(c.num_traces, 'trace')}",
+                note=f"{c.word(results.simulator_error_pct)}, on {counted(c.num_requests, 'request')} "
+                f"of {counted(c.num_traces, 'trace')}",
             ),
-            *(_effect_cell(c.overall.get(m)) for m in metrics),
+            *(effect_cell(c.overall.get(m)) for m in metrics),
             Cell(
                 percent(c.share_faster * 100, signed=False),
                 finite(c.share_faster),
@@ -225,7 +230,7 @@ def noise_table(results: StudyResults) -> Table:
                 Cell(percent(value, signed=False, digits=2), finite(value), "number")
                 for value in (n.replay_pct, n.objective_pct, n.visible_pct, n.visible_held_out_pct)
             ),
-            Cell(f"{n.repeats:,}", n.repeats, "number"),
+            Cell(f"{n.repeats:,}" if n.repeats <= _MOST_REPEATS else choose.NOT_MEASURABLE, n.repeats, "number"),
         )
         for n in results.noise
     )
@@ -315,17 +320,22 @@ def _metric_cell(metric: str, value: float | None, reference: float | None) -> C
     return Cell(metric_value(metric, value), finite(value), "number", note=None if gain is None else percent(gain))
 
 
-def _effect_cell(effect: Effect | None) -> Cell:
+def effect_cell(effect: Effect | None) -> Cell:
+    """An improvement with its interval; in words where that says nothing."""
     if effect is None:
         return Cell(NONE, kind="number")
+    if not effect.is_measurable:
+        return Cell(choose.NOT_MEASURABLE, None, "number", "even")
     note = interval(effect.low_pct, effect.high_pct)
     return Cell(percent(effect.improvement_pct), finite(effect.improvement_pct), "number", tone_of(effect), note)
 
 
 def _gain_cell(trial: Trial, metric: str, gain: float | None, odds: Odds) -> Cell:
     bounds = odds.interval(trial, metric) if gain is not None else None
-    note = interval(*bounds) if bounds is not None and bounds[0] != bounds[1] else None
-    return Cell(percent(gain), gain, "number", _sign(gain), note)
+    if bounds is None or bounds[0] == bounds[1]:
+        return Cell(percent(gain), gain, "number", _sign(gain))
+    note = interval(*bounds) if is_measurable(*bounds) else choose.NOT_MEASURABLE
+    return Cell(percent(gain), gain, "number", _sign(gain) if bounds[0] > 0 or bounds[1] < 0 else "even", note)
 
 
 def _front_cell(trial: Trial, odds: Odds) -> Cell:
@@ -347,6 +357,19 @@ def _capped(trial: Trial) -> float | None:
     return None if total <= 0 or roles.is_static(trial.setting) else 1 - trial.branch_steps.get("max", 0) / total
 
 
+def _acted_as_reference(results: StudyResults, trial: Trial) -> bool:
+    """Whether every step of both had the same budget."""
+    reference = next((other for other in results.trials if other.number == results.reference_trial), None)
+    if reference is None:
+        return False
+    acted = [roles.behaviour(side.setting, side.branch_steps) for side in (reference, trial)]
+    return acted[0] is not None and acted[0] == acted[1]
+
+
 def _trial_note(results: StudyResults, trial: Trial) -> str | None:
     notes = [w for n, w in ((results.pick_trial, "pick"), (results.reference_trial, "reference")) if n == trial.number]
+    if trial.number == results.pick_trial and trial.setting != results.pick:
+        notes[0] = f"the pick, as {cleaned(results.pick.label)}"
+    if results.noise and trial.number != results.reference_trial and _acted_as_reference(results, trial):
+        notes.append("did the same as the reference: the difference is noise")
     return ", ".join(notes) or None

@@ -88,13 +88,20 @@ def headline(results: StudyResults) -> Headline:
         )
     others = [c for r in (BEST_STATIC, TUNED) if (c := _other(results, r, subject)) is not None and c is not main]
     same = roles.same_setting(results, subject, reference)
-    word, title = ("Unchanged", _kept(results, "Nothing beat {}, which stays")) if same else _title(results, main)
+    word, title = _unchanged(results, main) if same else _title(results, main)
     shown = [*([] if same else [main]), *others[:1]]
     return Headline(
         word,
         "good" if main.verdict == "better" else "bad" if main.verdict == "worse" else "even",
         title,
-        " ".join([*(_sentence(results, c, names_basis=c is shown[0]) for c in shown), *_noise_floor(results)]),
+        " ".join(
+            [
+                *(["The search named no other setting as better on the tuning traces."] if same else []),
+                *(_sentence(results, c, names_basis=c is shown[0]) for c in shown),
+                *_noise_floor(results),
+                *_cold(results),
+            ]
+        ),
         exported,
         exported_role,
         costs(results),
@@ -146,6 +153,8 @@ def _cost_items(results: StudyResults, comparison: Comparison, *, names_doubts: 
             found.append((there.improvement_pct / len(comparison.regimes), text))
         elif names_doubts and metric in preferred and _reads_as_worse(effect.improvement_pct, metric):
             text = f"{label} {change(effect.improvement_pct, metric)}, which is not sure ({_within(effect, metric)})"
+            if not effect.is_measurable:
+                text = f"{label} {choose.NOT_MEASURABLE}"
             found.append((effect.improvement_pct, text))
     return (text for _, text in sorted(found))
 
@@ -167,6 +176,12 @@ def _other(results: StudyResults, other: str, subject: str) -> Comparison | None
     if other == subject or roles.same_setting(results, subject, other):
         return None
     return compared(results, other, subject)
+
+
+def _unchanged(results: StudyResults, main: Comparison) -> tuple[str, str]:
+    """The chip's word and the headline where the pick is the reference itself."""
+    word = "Inconclusive" if main.verdict == "inconclusive" else "Unchanged"
+    return word, _kept(results, word + ": {} stays")
 
 
 def _title(results: StudyResults, main: Comparison) -> tuple[str, str]:
@@ -205,6 +220,8 @@ def _sentence(results: StudyResults, comparison: Comparison, *, names_basis: boo
     effects = [
         f"{metric_label(m)} {_is(comparison.overall[m].improvement_pct, m)} "
         f"({comparison.confidence:.0%} interval {_within(comparison.overall[m], m)})"
+        if comparison.overall[m].is_measurable
+        else f"{metric_label(m)} is {choose.NOT_MEASURABLE}"
         for m in metrics
     ]
     subject = "" if comparison.candidate == TUNED else f"{role_words(comparison.candidate)} "
@@ -228,6 +245,16 @@ def _noise_floor(results: StudyResults) -> list[str]:
     return [f"Differences below {percent(floor, signed=False)} drown in the noise of the measurement."]
 
 
+def _cold(results: StudyResults) -> list[str]:
+    """That the export did not do cold what was measured hot, where noise does not explain it."""
+    cold = results.cold
+    if cold is None or cold.change_pct is None or not cold.is_beyond_noise:
+        return []
+    label = metric_label(cold.metric)
+    words = change(-cold.change_pct, cold.metric)
+    return [f"On a server started cold with the export, {label} was {words} than here: more than noise explains."]
+
+
 def _preferred(results: StudyResults, comparison: Comparison) -> list[str]:
     objectives = [objective.metric for objective in results.objectives]
     asked = choose.preferred_metrics(results.prefer, objectives) if objectives else ()
@@ -241,9 +268,15 @@ def _tiles(results: StudyResults, shown: Sequence[Comparison]) -> list[Tile]:
     picked = [(comparison, comparison.preferred_metric) for comparison in shown]
     picked += [(main, o.metric) for o in results.objectives if o.metric != main.preferred_metric][:1]
     effects = [(c, metric, c.overall[metric]) for c, metric in picked if metric in c.overall]
-    ends = [v for *_, e in effects for v in (e.low_pct, e.high_pct, 0.0) if finite(v) is not None]
+    known = [effect for *_, effect in effects if effect.is_measurable]
+    ends = [v for e in known for v in (e.low_pct, e.high_pct, 0.0) if finite(v) is not None] or [0.0]
     tiles = []
     for comparison, metric, effect in effects:
+        if not effect.is_measurable:
+            label = f"{capitalised(metric_label(metric))} against {role_words(comparison.reference)}"
+            note = f"the {comparison.confidence:.0%} interval reaches to both sides by more than a factor of two or so"
+            tiles.append(Tile(label, "Not measurable", "here", note, "even"))
+            continue
         words = change(effect.improvement_pct, metric)
         number, unit, direction = words.partition(" % ")
         tiles.append(
@@ -283,8 +316,10 @@ def tone_of(effect: Effect) -> Tone:
 
 
 def strip_of(effect: Effect, low: float, high: float) -> Strip | None:
-    """The effect on a line from `low` to `high` with a margin; None when it is not finite."""
+    """The effect on a line from `low` to `high` with a margin; None when it is not finite, or not measurable."""
     if any(finite(v) is None for v in (effect.low_pct, effect.improvement_pct, effect.high_pct)):
+        return None
+    if not effect.is_measurable:
         return None
     margin = 0.08 * max(high - low, 1.0)
     low, high = low - margin, high + margin

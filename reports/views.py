@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from autotune import choose
 from autotune.results import Comparison, StudyResults, Trial
 from reports.numbers import finite, lower_is_better
 from reports.roles import BEST_STATIC, REFERENCES, TUNED, is_static, reference_role, reference_setting
@@ -252,10 +253,14 @@ def effects(comparison: Comparison, metric: str) -> EffectsView | Missing:
     named += [(r, comparison.regimes[r].get(metric)) for r in ordered_regimes(comparison.regimes)]
     rows = [
         EffectRow(label, value, low if low is not None else value, high if high is not None else value)
+        if effect.is_measurable
+        else EffectRow(f"{label}: {choose.NOT_MEASURABLE}", math.nan, math.nan, math.nan)
         for label, effect in named
         if effect is not None and (value := finite(effect.improvement_pct)) is not None
         for low, high in [(finite(effect.low_pct), finite(effect.high_pct))]
     ]
+    if rows and all(math.isnan(row.value_pct) for row in rows):
+        return Missing("Not measurable here: every interval reaches to both sides by more than a factor of two or so.")
     if not rows:
         return Missing("This comparison has no value for the metric.")
     return EffectsView(comparison.candidate, comparison.reference, metric, comparison.confidence, tuple(rows))

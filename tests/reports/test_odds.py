@@ -138,6 +138,19 @@ def test_with_one_trace_in_each_regime_the_measured_noise_speaks_or_nothing_does
     assert odds.interval(trial, TAIL) is None
 
 
+def test_intervals_are_as_wide_as_the_noise_though_the_traces_drawn_again_show_less(study):
+    noise = NoiseInfo(
+        metric=MEAN, replay_pct=80, objective_pct=30.0, visible_pct=90, visible_held_out_pct=90, repeats=1, num_traces=6
+    )
+    quiet, noisy = front_odds(study), front_odds(study.model_copy(update={"noise": [noise]}))
+    trial = next(t for t in study.trials if t.state == "ok" and t.arm == "search")
+    widths = [high - low for low, high in (odds.interval(trial, MEAN) for odds in (quiet, noisy))]
+    assert widths[0] < 40 < 120 < widths[1]
+    assert noisy.interval(trial, TAIL) == quiet.interval(trial, TAIL)
+    reference = study.trials[study.reference_trial]
+    assert noisy.interval(reference, MEAN) == (0.0, 0.0)
+
+
 def test_the_ellipse_is_as_wide_and_as_high_as_the_intervals(study):
     odds = front_odds(study)
     view = views.front(study, MEAN, TAIL)

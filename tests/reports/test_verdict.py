@@ -11,11 +11,12 @@ import sample_study
 import yaml
 
 from autotune.export import environment, server_flags
-from autotune.results import Effect, StudyResults
+from autotune.results import ColdCheck, Effect, Setting, StudyResults
 from autotune.settings import parse_setting
 from ppas_core.policy import PolicyParams
-from reports import roles, statics, summary, tables, verdict, views
+from reports import quality, roles, statics, summary, tables, verdict, views
 from reports.html import render
+from reports.odds import Odds
 
 MEAN, TPOT = "mean_latency_s", "mean_tpot_s"
 
@@ -130,9 +131,73 @@ def test_where_the_reference_is_exported_the_headline_says_that_it_stays(found, 
 
 def test_where_the_pick_is_the_reference_nothing_is_compared_with_itself():
     head = verdict.headline(odd_studies.unchanged())
-    assert (head.word, head.title) == ("Unchanged", "Nothing beat the paper default, which stays")
+    assert (head.word, head.title) == ("Unchanged", "Unchanged: the paper default stays")
     assert all("against the paper default" not in tile.label for tile in head.tiles)
     assert any("against the best static budget" in tile.label for tile in head.tiles)
+
+
+def test_where_noise_hides_every_gain_the_reference_stays_and_the_word_is_the_comparisons_own():
+    study = odd_studies.unchanged()
+    first = study.comparisons[0].model_copy(update={"verdict": "inconclusive"})
+    head = verdict.headline(study.model_copy(update={"comparisons": [first, *study.comparisons[1:]]}))
+    assert (head.word, head.title) == ("Inconclusive", "Inconclusive: the paper default stays")
+
+
+def test_what_cannot_be_measured_is_said_so_and_stands_nowhere_with_its_digits(study):
+    wild = {MEAN: effect(-165.8, -7012.9, 96.4)}
+    changed = with_effects(study, 0, wild, {"λ=0.4": wild, "λ=1.4": gain(8.0)})
+    head = verdict.headline(changed)
+    assert "mean end-to-end latency is not measurable here" in head.detail
+    assert (head.tiles[0].value, head.tiles[0].word, head.tiles[0].strip) == ("Not measurable", "here", None)
+    cell = tables.comparisons_table(changed).rows[0][1]
+    assert (cell.text, cell.note) == ("not measurable here", None)
+    rows = views.effects(changed.comparisons[0], MEAN).rows
+    assert [math.isnan(row.value_pct) for row in rows] == [True, True, False]
+    assert "7012.9" not in render(changed)
+    assert "every interval" in views.effects(with_effects(study, 0, wild).comparisons[0], MEAN).reason
+
+
+def test_a_cold_start_that_noise_does_not_explain_stands_beside_the_verdict():
+    far = ColdCheck(metric=MEAN, num_traces=4, change_pct=118.8, reason="118.8 % above hot", noise_pct=74.3)
+    assert "mean end-to-end latency was 118.8 % higher than here: more than noise" in detail_of(cold=far)
+    near = far.model_copy(update={"change_pct": -60.0})
+    assert "cold" not in detail_of(cold=near)
+
+
+def detail_of(**update):
+    return verdict.headline(odd_studies.live(**update)).detail
+
+
+def test_a_trial_that_did_the_same_as_the_reference_is_not_called_better_or_worse():
+    study = odd_studies.live()
+    reference = study.trials[study.reference_trial]
+    steps = {"max": 100}
+    twin = Setting.of(PolicyParams.static(reference.setting.params["b_max"]))
+    trials = [
+        t.model_copy(update={"branch_steps": steps, **({"setting": twin} if t.number == 7 else {})})
+        for t in study.trials
+    ]
+    rows = tables.trials_table(study.model_copy(update={"trials": trials}), Odds()).rows
+    assert "did the same as the reference" in (rows[7][0].note or "")
+    assert "did the same" not in (rows[study.reference_trial][0].note or "")
+
+
+def test_the_picked_trial_is_shown_with_the_setting_that_was_compared(study):
+    static = Setting.of(PolicyParams.static(512))
+    held = [h.model_copy(update={"setting": static}) if h.role == "tuned" else h for h in study.held_out]
+    row = tables.trials_table(study.model_copy(update={"held_out": held}), Odds()).rows[study.pick_trial]
+    assert row[0].note == "the pick, as mbt-512"
+    assert tables.trials_table(study, Odds()).rows[study.pick_trial][0].note == "pick"
+
+
+def test_repeats_that_nobody_will_make_are_not_counted():
+    study = odd_studies.live()
+    many = study.noise[0].model_copy(update={"repeats": 82_606, "further": 3})
+    changed = study.model_copy(update={"noise": [many]})
+    assert tables.noise_table(changed).rows[0][-1].text == "not measurable here"
+    assert tables.noise_table(study).rows[0][-1].text == "4"
+    assert "3 further measurements" in quality.lead(changed)
+    assert "further" not in quality.lead(study)
 
 
 def test_a_difference_that_rounds_to_nothing_is_no_difference_and_one_trace_is_one_trace():
