@@ -207,7 +207,7 @@ def test_the_main_job_ends_with_a_summary_and_its_files(tmp_path: Path) -> None:
     summary = json.loads(found.stdout)
     assert summary["origin"] == "simulated"
     assert [c["reference"] for c in summary["comparisons"]] == ["paper default", "best static", "best static"]
-    assert all("simulated" in c["sentence"] or "same setting" in c["sentence"] for c in summary["comparisons"])
+    assert all("simulated" in c["sentence"] or "the same" in c["sentence"] for c in summary["comparisons"])
     run = tmp_path / "runs/small"
     assert (run / "report.html").exists()
     manifest = json.loads((run / "manifest.json").read_text())["files"]
