@@ -15,6 +15,7 @@ from typing import Any, Final
 from autotune import aggregate
 from autotune.calibration.device import device_name
 from autotune.export.common import sha256
+from autotune.export.flags import scrubbed_words
 from autotune.plan import Plan
 from autotune.records import Origin
 from autotune.runfolder import identity
@@ -29,7 +30,6 @@ MOST_APART: Final = 2.0
 """The reference of a like machine measures at most this many times as much as the first worker's, or as little."""
 _FACTS: Final = ("vllm_version", "max_model_len", "block_size")
 _COUNT: Final = re.compile(r"\b\d+ x ")
-_SECRET_FLAG: Final = re.compile(r"^--?(?:api|.*key|.*token|.*password)", re.IGNORECASE)
 
 
 def agreed_plan(plan: Plan) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def fingerprint(plan: Plan) -> dict[str, Any]:
     told = plan.evaluator.describe()
     found = {"ppas": __version__} | {key: value for key, value in told.items() if key not in _OF_ONE_MACHINE}
     if "flags" in found:
-        found["flags"] = _without_secrets(found["flags"])
+        found["flags"] = scrubbed_words(found["flags"])
     if plan.evaluator.origin is Origin.LIVE:
         facts = told.get("server", {})
         found |= {key: facts.get(key) for key in _FACTS}
@@ -97,19 +97,6 @@ def require_alike(ratio: float, where: str) -> None:
             f"say the same of themselves; allowed: {1 / MOST_APART:g} to {MOST_APART:g} times. Look for another user of the "
             "GPU, or for a limit on its power, here and there"
         )
-
-
-def _without_secrets(flags: list[str]) -> list[str]:
-    """The flags with `***` for the value of one that holds a key, a token or a password."""
-    shown: list[str] = []
-    for place, flag in enumerate(flags):
-        if place and _SECRET_FLAG.match(flags[place - 1]) and "=" not in flags[place - 1]:
-            shown.append("***")
-        elif _SECRET_FLAG.match(flag) and "=" in flag:
-            shown.append(f"{flag.partition('=')[0]}=***")
-        else:
-            shown.append(flag)
-    return shown
 
 
 def _short(value: object, limit: int = 200) -> str:

@@ -75,24 +75,26 @@ def register(
         "heartbeat_s": heartbeat_s,
     }
     known = _workers(study, said)
+    if not known and _is_used(storage, plan.spec.name):
+        known = _workers(study, said)  # another one may have registered, and begun, in between
+        if not known:
+            raise _of_others(said)
     if known:
-        _require_same(next(iter(known.values())), ours, said)
-        agreement.require_alike(agreement.apart(next(iter(known.values())).base, base, plan.spec.objectives), said)
-    else:
-        _require_unused(storage, plan.spec.name, said)
+        _require_alike(next(iter(known.values())), ours, base, plan.spec.objectives, said)
     if name not in known:
         study.add_trial(optuna.create_trial(state=TrialState.FAIL, user_attrs=mine))
         known = _workers(study, said)
     first = next(iter(known.values()))
-    _require_same(first, ours, said)  # another one may have been first by a moment
+    _require_alike(first, ours, base, plan.spec.objectives, said)  # another one may have been first by a moment
     return first, known[name]
 
 
-def _require_unused(storage: BaseStorage, name: str, where: str) -> None:
-    """Raises InvalidInput when the study has trials though no worker of ours ever registered."""
-    with contextlib.suppress(KeyError):
-        if optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False):
-            raise _of_others(where)
+def _is_used(storage: BaseStorage, name: str) -> bool:
+    """Whether the study has trials."""
+    try:
+        return bool(optuna.load_study(study_name=name, storage=storage).get_trials(deepcopy=False))
+    except KeyError:
+        return False
 
 
 def _of_others(where: str) -> InvalidInput:
@@ -101,9 +103,12 @@ def _of_others(where: str) -> InvalidInput:
     )
 
 
-def _require_same(first: Worker, ours: dict[str, dict[str, Any]], where: str) -> None:
+def _require_alike(
+    first: Worker, ours: dict[str, dict[str, Any]], base: Outcome, objectives: Sequence[str], where: str
+) -> None:
     agreement.require_same("plan", first.plan, ours["plan"], where)
     agreement.require_same("machine", first.machine, ours["machine"], where)
+    agreement.require_alike(agreement.apart(first.base, base, objectives), where)
 
 
 class SharedSearch(Search):

@@ -8,17 +8,19 @@ import pytest
 from shared_study import Trials, spec
 from test_sharing import measured, sqlite, take_part
 
-from autotune.distributed import agreement
-from autotune.distributed.agreement import apart, require_alike
+from autotune.distributed import agreement, shared
+from autotune.distributed.agreement import apart, fingerprint, require_alike
 from autotune.distributed.storage import Patience, open_storage
 from autotune.distributed.work import Shared
 from autotune.measure import Measurement
 from autotune.plan import make_plan
 from autotune.progress import Silent
 from autotune.runfolder import open_run
+from autotune.spec import parse_spec
 from autotune.study import Outcome
 from ppas_core.errors import InvalidInput
 
+LIVE = {"name": "live", "backend": "vllm", "tuning_seeds": [0], "held_out_seeds": [1]}
 TWO_UNLIKE_GPUS = """#!/bin/sh
 echo "0, GPU-8f0c1111-aaaa, NVIDIA H200"
 echo "1, GPU-1a2b2222-bbbb, NVIDIA L4"
@@ -114,6 +116,45 @@ def test_a_list_of_workers_that_another_program_wrote_is_refused(tmp_path: Path)
     theirs.add_trial(optuna.create_trial(value=1.0))
     with pytest.raises(InvalidInput, match="holds what another program put there"):
         take_part(where, tmp_path / "run", trials=1)
+
+
+def test_a_worker_that_looks_a_moment_before_another_one_registers_and_begins_takes_part_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, look = sqlite(tmp_path), shared._workers
+    looks: list[int] = []
+
+    def overtaken(study: optuna.Study, said: str = "") -> dict[str, shared.Worker]:
+        found = look(study, said)
+        looks.append(len(found))
+        if len(looks) == 1:
+            take_part(where, tmp_path / "quicker", trials=1)
+        return found
+
+    monkeypatch.setattr(shared, "_workers", overtaken)
+    done = take_part(where, tmp_path / "slower", trials=1)
+    assert looks[0] == 0, "it saw nobody"
+    monkeypatch.undo()
+    assert measured(done) == measured(take_part(where, tmp_path / "quicker", trials=1))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "alike"),
+    [
+        (["--tokenizer-mode", "slow"], ["--tokenizer-mode", "auto"], False),
+        (["--long-prefill-token-threshold=512"], ["--long-prefill-token-threshold=1024"], False),
+        (["--api-key", "s3cret"], ["--api-key", "another"], True),
+    ],
+)
+def test_servers_with_other_flags_are_unlike_whatever_they_are_called_and_secrets_are_not_compared(
+    theirs: list[str], ours: list[str], alike: bool
+) -> None:
+    told = [
+        fingerprint(make_plan(parse_spec({**LIVE, "server": {"model": "m", "flags": flags}}, "a test")))
+        for flags in (theirs, ours)
+    ]
+    assert (told[0] == told[1]) == alike
+    assert "s3cret" not in str(told)
 
 
 @pytest.mark.parametrize(
