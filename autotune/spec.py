@@ -178,6 +178,18 @@ class ServerSpec(_Model):
     def _timeouts_parse(cls, value: str) -> str:
         return _checked_duration(value)
 
+    @field_validator("url")
+    @classmethod
+    def _url_is_an_address(cls, value: str | None) -> str | None:
+        if value is not None:
+            from autotune.replay.run import base_url  # numpy loads there, which most studies need later
+
+            try:
+                base_url(value)
+            except InvalidInput as error:
+                raise ValueError(str(error)) from None
+        return value
+
     @field_validator("flags")
     @classmethod
     def _flags_are_free(cls, value: tuple[str, ...]) -> tuple[str, ...]:

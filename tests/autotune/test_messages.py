@@ -37,6 +37,12 @@ def test_an_address_that_is_none_is_refused_before_anything_is_planned(command: 
     assert not Path("runs").exists()
 
 
+def test_an_address_that_is_none_is_refused_in_a_study_file_too() -> None:
+    server = {"model": "m", "url": "127.0.0.1:8000"}
+    with pytest.raises(InvalidInput, match=r"server\.url is '127\.0\.0\.1:8000'; .*such as http://127\.0\.0\.1:8000"):
+        parse_spec({"name": "a", "backend": "vllm", "server": server}, "a.yaml")
+
+
 def test_of_a_list_with_a_wrong_entry_only_the_entry_is_told() -> None:
     workload = {"family": "rag-bursts", "rates_per_s": [-1]}
     with pytest.raises(InvalidInput) as refused:
