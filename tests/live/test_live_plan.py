@@ -88,7 +88,7 @@ def test_a_replay_outside_a_session_is_our_own_bug() -> None:
 @pytest.mark.parametrize(
     ("server", "starts"),
     [
-        ({}, "and 2 server starts:"),
+        ({}, "and two server starts:"),
         ({"cold_check": False}, "and one server start:"),
         ({"url": "http://127.0.0.1:9"}, "and no server start:"),
     ],
