@@ -8,8 +8,10 @@ a few times a second. A sample sums up what was seen since the last one: of memo
 comes and goes is no leak), of replay clients, each of which lives for one replay, the largest. `flatness.py` judges the second
 half of the search. Exit code 1 when anything is not flat, when a process is left behind, or when the study failed.
 
-Memory of the tuner may grow by what it keeps of each trial; all other bounds hold whatever the number of trials. Wall time
-per trial is told but not judged: it says what else the machine did. CPU time suffers from that, too, but less.
+Memory of its own is what a process holds beside pages of files, which the kernel drops and reloads as it likes. That of the
+tuner may grow by what it keeps of each trial; all other bounds hold whatever the number of trials. Wall time
+per trial is told but not judged: it says what else the machine did. CPU time suffers from that, too, but less. That of the
+server is told only, as it depends on the settings that are tried.
 """
 
 from __future__ import annotations
@@ -43,28 +45,33 @@ from ppas_core.plain_json import dump_json
 ROOT = Path(__file__).resolve().parents[1]
 SEARCH_STAGE = "Searching"
 MIB = 2**20
-TUNER_KIB_A_TRIAL = 12
+TUNER_KIB_A_TRIAL = 24
 """What the tuner may keep in memory of each trial."""
 
+ROLES = {"api_server": "front end", "EngineCore": "engine core", "Worker": "worker"}
+"""A word of the command line of each process of a server, and what it is."""
 COUNT, MEMORY, TIME = Bound(absolute=0.5), Bound(percent=2), Bound(percent=10)
 LEVELS: tuple[tuple[str, str, str, Bound], ...] = (
-    ("tuner_rss_mib", "tuner: resident memory", "MiB", Bound(per_step=TUNER_KIB_A_TRIAL / 1024)),
+    ("tuner_own_mib", "tuner: memory of its own", "MiB", Bound(per_step=TUNER_KIB_A_TRIAL / 1024)),
+    ("tuner_rss_mib", "tuner: resident memory", "MiB", Bound()),
     ("tuner_fds", "tuner: open files", "", COUNT),
     ("tuner_threads", "tuner: threads", "", COUNT),
     ("processes", "all processes below it", "", COUNT),
     ("zombies", "of them zombies", "", COUNT),
     ("temp_files", "files in its temporary folder", "", COUNT),
-    ("server_rss_mib", "server: resident memory", "MiB", MEMORY),
+    ("server_own_mib", "server: memory of its own", "MiB", MEMORY),
+    *((f"server_{role}_own_mib", f"  of it {role}", "MiB", Bound()) for role in ROLES.values()),
+    ("server_rss_mib", "server: resident memory", "MiB", Bound()),
     ("server_fds", "server: open files", "", COUNT),
     ("server_threads", "server: threads", "", COUNT),
-    ("client_rss_mib", "replay client: largest memory", "MiB", MEMORY),
+    ("client_own_mib", "replay client: largest memory", "MiB", MEMORY),
     ("client_fds", "replay client: most open files", "", COUNT),
 )
 """Key of a sample, what it is, its unit, and by how much it may grow over the second half."""
 RATES: tuple[tuple[str, str, str, float, Bound], ...] = (
     ("at_s", "wall time per trial", "ms", 1000, Bound()),
     ("tuner_cpu_s", "tuner: CPU per trial", "ms", 1000, TIME),
-    ("server_cpu_s", "server: CPU per trial", "ms", 1000, TIME),
+    ("server_cpu_s", "server: CPU per trial", "ms", 1000, Bound()),
     ("run_bytes", "run folder per trial", "KiB", 1 / 1024, TIME),
     ("run_files", "files in it per trial", "", 1, TIME),
 )
@@ -152,10 +159,11 @@ class Watcher:
                 elif "autotune.replay.client" in command:
                     clients.append(child)
             cpu = tuner.cpu_times()
-            rss_mib = tuner.memory_info().rss / MIB
+            rss_mib, own_mib = _memory_mib(tuner)
             self._peak = max(self._peak, rss_mib)
             found = {
                 "tuner_rss_mib": rss_mib,
+                "tuner_own_mib": own_mib,
                 "tuner_fds": float(tuner.num_fds()),
                 "tuner_threads": float(tuner.num_threads()),
                 "tuner_cpu_s": cpu.user + cpu.system,
@@ -168,10 +176,7 @@ class Watcher:
                 found |= _sums(servers)
             for client in clients:
                 with contextlib.suppress(psutil.Error):
-                    found |= {
-                        "client_rss_mib": client.memory_info().rss / MIB,
-                        "client_fds": float(client.num_fds()),
-                    }
+                    found |= {"client_own_mib": _memory_mib(client)[1], "client_fds": float(client.num_fds())}
             return found
         return None
 
@@ -181,7 +186,7 @@ class Watcher:
             values = [poll[key] for poll in self._polls if key in poll]
             if key.startswith("client_"):
                 sample[key] = max(values)
-            elif key.endswith("_rss_mib"):
+            elif key.endswith("_mib"):
                 sample[key] = statistics.median(values)
             else:
                 sample[key] = values[-1] if key.endswith("_cpu_s") else min(values)
@@ -191,15 +196,27 @@ class Watcher:
 
 def _sums(processes: Iterable[psutil.Process]) -> dict[str, float]:
     """Of a server with everything that it started."""
-    total = dict.fromkeys(("server_rss_mib", "server_fds", "server_threads", "server_cpu_s"), 0.0)
+    total = dict.fromkeys(("server_rss_mib", "server_own_mib", "server_fds", "server_threads", "server_cpu_s"), 0.0)
     for process in processes:
         with process.oneshot():
             cpu = process.cpu_times()
-            total["server_rss_mib"] += process.memory_info().rss / MIB
+            rss_mib, own_mib = _memory_mib(process)
+            total["server_rss_mib"] += rss_mib
+            total["server_own_mib"] += own_mib
+            command = " ".join(process.cmdline())
+            for word, role in ROLES.items():
+                if word in command and "server_guard" not in command:
+                    total[f"server_{role}_own_mib"] = total.get(f"server_{role}_own_mib", 0.0) + own_mib
             total["server_fds"] += process.num_fds()
             total["server_threads"] += process.num_threads()
             total["server_cpu_s"] += cpu.user + cpu.system
     return total
+
+
+def _memory_mib(process: psutil.Process) -> tuple[float, float]:
+    """Resident, and of that what is no page of a file and shared with nobody: a kernel drops and reloads pages of files."""
+    info = process.memory_info()
+    return info.rss / MIB, (info.rss - info.shared) / MIB
 
 
 def _of(process: psutil.Process) -> list[psutil.Process]:
@@ -355,7 +372,11 @@ def main() -> int:
     what.add_argument(
         "--live-minutes", type=float, metavar="MINUTES", help="how long to search on a server of vLLM's CPU build"
     )
-    parser.add_argument("--sampler", default=None, help="of the study; default random when simulated, tpe when live")
+    parser.add_argument(
+        "--sampler",
+        default=None,
+        help="of the study; default random, whose trials at the end are like those at the beginning",
+    )
     parser.add_argument(
         "--samples", type=int, default=None, help="how many; default 60 when simulated, one a minute when live"
     )
@@ -400,7 +421,7 @@ def soak(
         found = watch(tune_command(study, run), folder, lambda done, _: done / every, teller(trials, False))
     else:
         assert minutes is not None
-        study.write_text(yaml.safe_dump(live_study(minutes, sampler or "tpe")))
+        study.write_text(yaml.safe_dump(live_study(minutes, sampler or "random")))
         every = 60 * minutes / (samples or max(12, round(minutes)))
         found = watch(tune_command(study, run), folder, lambda _, at_s: at_s / every, teller(60 * minutes, True))
     judged = verdicts(found.samples)
