@@ -53,11 +53,21 @@ class TrialLine:
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a finished study came to: the pick as it was compared, what was exported, and in which role."""
+
+    pick: str
+    exported: str
+    exported_role: str
+
+
+@dataclass(frozen=True, slots=True)
 class RunStatus:
     """Where a run stands.
 
     stage, stage_done, stage_total, note: what the process that works there last said; empty where none ever did.
     trials_total: settings of the search, None where that is not known yet.
+    best: of the trials so far; the best of many is flattered. outcome: of a finished study, else None.
     failures: reason to number of trials. trials_stopped: given up before their last trace.
     eta_s: seconds to the end of the run, stage_eta_s: of the stage; from measured durations, and of stages to come from the
     plan; None where that is not known.
@@ -76,6 +86,7 @@ class RunStatus:
     trials_done: int
     trials_total: int | None
     best: TrialLine | None
+    outcome: Outcome | None
     failures: dict[str, int]
     trials_stopped: int
     stage_eta_s: float | None
@@ -144,6 +155,7 @@ class Watch:
             trials_done=len(trials),
             trials_total=total,
             best=best,
+            outcome=self._outcome(state),
             failures=dict(Counter(line.reason for line in trials if line.reason is not None).most_common()),
             trials_stopped=sum(line.stopped is not None for line in trials),
             stage_eta_s=stage_eta_s,
@@ -271,6 +283,12 @@ class Watch:
                 f"nothing ahead of the reference by {what} ({bound:.1f} %) so far: the best is {best.gain_pct:+.1f} %"
             )
         return f"{found}; on tuning traces, held-out traces decide"
+
+    def _outcome(self, state: RunState) -> Outcome | None:
+        results = self._read_results() if state == "finished" and self._results_file.is_file() else None
+        if not isinstance(results, StudyResults):
+            return None
+        return Outcome(results.pick.label, results.exported.label, results.exported_role)
 
     def _visible_pct(self) -> float | None:
         try:

@@ -24,7 +24,7 @@ class Foretold:
 
 @dataclass(frozen=True, slots=True)
 class PredictedView:
-    """One objective as foretold and as measured. error_points: mean absolute difference in percentage points.
+    """One objective as foretold and as measured.
 
     focus: the range worth looking at first, on both axes; outside: trials beyond it.
     """
@@ -32,7 +32,6 @@ class PredictedView:
     metric: str
     points: tuple[Foretold, ...]
     pick: int
-    error_points: float
     focus: tuple[float, float]
     outside: int
 
@@ -77,7 +76,6 @@ def predicted(results: StudyResults, metric: str) -> PredictedView | Missing:
     )
     if not points:
         return Missing("No trial has both a forecast and a measurement of this objective.")
-    error = sum(abs(p.predicted_pct - p.measured_pct) for p in points) / len(points)
     values = [value for p in points for value in (p.predicted_pct, p.measured_pct)]
     kept = [
         v
@@ -87,7 +85,7 @@ def predicted(results: StudyResults, metric: str) -> PredictedView | Missing:
     ]
     low, high = focus_range(values, kept)
     outside = sum(min(p.predicted_pct, p.measured_pct) < low for p in points)
-    return PredictedView(metric, points, results.pick_trial, error, (low, max(high, 0.0)), outside)
+    return PredictedView(metric, points, results.pick_trial, (low, max(high, 0.0)), outside)
 
 
 def judged(results: StudyResults) -> Judged | None:

@@ -69,8 +69,8 @@ def _prediction(results: StudyResults) -> Panel | None:
     if first.outside:
         caption += f" {counted(first.outside, 'trial lies', 'trials lie')} far below; a double click shows all."
     alt = (
-        f"{capitalised(metric_label(first.metric))} of {counted(len(first.points), 'trial')}: the forecast of the gain is "
-        f"off by {first.error_points:.1f} percentage points on average."
+        f"{capitalised(metric_label(first.metric))} of {counted(len(first.points), 'trial')}: the gain as foretold beside "
+        "the gain as measured. How far the simulator is believed stands beside it."
     )
     names = tuple(metric_head(objective.metric) for objective in results.objectives)
     return Panel(

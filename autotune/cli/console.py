@@ -138,9 +138,13 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> 
 
 
 def effect(found: Effect | None) -> str:
-    """An improvement with its interval, in per cent; a dash where the metric is undefined."""
+    """An improvement with its interval, in per cent; a dash where the metric is undefined, words where it says nothing."""
     if found is None:
         return "–"
+    if not found.is_measurable:
+        from autotune.choose import NOT_MEASURABLE
+
+        return NOT_MEASURABLE
     return f"{found.improvement_pct:+.1f} [{found.low_pct:+.1f}, {found.high_pct:+.1f}]"
 
 

@@ -97,9 +97,12 @@ def _lines(found: RunStatus) -> list[tuple[str, str]]:
     if found.stage:
         lines.append(("stage", escape(f"{found.stage} {_count(found.stage_done, found.stage_total)}")))
     lines.append(("trials", _count(found.trials_done, found.trials_total)))
-    if found.best is not None:
+    if found.best is not None and found.outcome is None:
         lines.append(("best", escape(f"{found.best.label} {_gains(found.best)} ({found.best.folder})")))
     lines.append(("verdict", escape(found.verdict)))
+    if found.outcome is not None:
+        lines.append(("pick", escape(found.outcome.pick)))
+        lines.append(("exported", escape(f"{found.outcome.exported_role}, {found.outcome.exported}")))
     if found.trials_stopped:
         lines.append(("stopped", f"{found.trials_stopped} trials early, clearly behind the best"))
     for reason, number in list(found.failures.items())[:_REASONS_SHOWN]:

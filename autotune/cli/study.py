@@ -299,7 +299,7 @@ def _summary(results: StudyResults, path: Path) -> dict[str, Any]:
     return {
         "name": results.name,
         "origin": str(results.origin),
-        "pick": results.trials[results.pick_trial].setting.model_dump(),
+        "pick": results.pick.model_dump(),
         "exported": results.exported.model_dump(),
         "exported_role": results.exported_role,
         "comparisons": [comparison.model_dump(exclude={"regimes"}) for comparison in results.comparisons],
@@ -317,8 +317,7 @@ def _show(results: StudyResults, path: Path) -> None:
 
     tag = " (simulated)" if results.origin == "simulated" else " (measured)"
     say = console.out.print
-    pick = results.trials[results.pick_trial].setting
-    say(f"\n[bold]Pick{tag}:[/] {escape(_describe(pick.to_params()))}")
+    say(f"\n[bold]Pick{tag}:[/] {escape(_describe(results.pick.to_params()))}")
     say(f"[dim]{escape(results.choice)}[/]\n")
     confidence = f"{results.comparisons[0].confidence:.0%}"
     console.table(
@@ -329,7 +328,7 @@ def _show(results: StudyResults, path: Path) -> None:
                 f"{c.candidate} against {c.reference}",
                 *(console.effect(c.overall.get(objective.metric)) for objective in results.objectives),
                 f"{c.share_faster:.0%}",
-                c.verdict,
+                c.word(results.simulator_error_pct),
             )
             for c in results.comparisons
         ],
@@ -339,10 +338,16 @@ def _show(results: StudyResults, path: Path) -> None:
     if results.exported_role == results.comparisons[0].candidate:  # what nobody will use costs nobody anything
         for cost in results.comparisons[0].costs:
             say(f"[yellow]cost:[/] {escape(cost)}")
+        if results.comparisons[0].costs:
+            say(
+                "[dim]to rule costs out: `protect: all` for load regimes, a metric among `objectives` with `prefer: balanced` "
+                "for metrics[/]"
+            )
     for noise in results.noise:
         say(
             f"noise: {metrics.metric(noise.metric).label} of one replay varies by {noise.replay_pct:.1f} %; "
             f"differences below {noise.visible_held_out_pct:.1f} % are not seen"
+            + (f" (widened by {noise.further} further measurements of what did the same)" if noise.further else "")
         )
     if results.prediction is not None:
         say(f"simulator beside it: {escape(results.prediction.sentence)}")

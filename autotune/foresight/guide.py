@@ -26,6 +26,8 @@ LARGEST_ERROR_PCT: Final = 15.0
 """Mean absolute error of the predicted ratios beyond which the simulator is not trusted."""
 LEAST_CONCORDANCE: Final = 0.8
 """Share of the clearly different pairs that it must rank rightly."""
+_NO_BOUND_PCT: Final = 50.0
+"""An error that noise alone may give, above which being within it says little."""
 _WORTH_A_TURN: Final = 0.25
 """Expected gain, in standard deviations of a measured score, from which a forecast setting is worth a trial."""
 _NEAR_BEST: Final = 0.02
@@ -65,10 +67,11 @@ class Judgement:
             else f"{self.concordance:.0%} of the pairs that differ by more than the noise are ranked rightly "
             f"(at least {LEAST_CONCORDANCE:.0%} asked)"
         )
-        return (
-            f"predicted ratios are {self.error_pct:.1f} % off in the mean over {self.num_trials} trials (at most "
-            f"{self.allowed_pct:.0f} % allowed); {pairs}"
-        )
+        allowed = f"at most {self.allowed_pct:.0f} % allowed"
+        if self.allowed_pct > LARGEST_ERROR_PCT:
+            allowed = f"in this noise a perfect simulator may be {self.allowed_pct:.0f} % off"
+            allowed += ", so that little can be said of this one" if self.allowed_pct > _NO_BOUND_PCT else ""
+        return f"predicted ratios are {self.error_pct:.1f} % off in the mean over {self.num_trials} trials ({allowed}); {pairs}"
 
 
 class Guide:

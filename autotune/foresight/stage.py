@@ -42,6 +42,7 @@ class Foresight:
         self.source: Source = source
         self.refitted = False
         self.dropped: str | None = None
+        self._contradicted: Judgement | None = None
         self.guide = self._sweep(profile)
 
     @property
@@ -70,8 +71,8 @@ class Foresight:
         self._judge(_measured(trials))
 
     def prediction(self, trials: Sequence[SearchTrial]) -> Prediction:
-        """The verdict on the simulator, for the results."""
-        judgement = self.guide.judge(_measured(trials))
+        """The verdict on the simulator, for the results; of a dropped one by the trials that it was dropped for."""
+        judgement = self._contradicted or self.guide.judge(_measured(trials))
         verdict: Literal["trusted", "refitted", "dropped"] = "refitted" if self.refitted else "trusted"
         if self.dropped is not None:
             verdict = "dropped"
@@ -94,21 +95,24 @@ class Foresight:
         if self.dropped is not None or before.trusted:
             return
         if self.refitted:
-            self.dropped = f"even refitted to the trials' step logs, {before.sentence}"
+            self._drop(before, f"even refitted to the trials' step logs, {before.sentence}")
             return
         steps = _steps_so_far(self._study.run.path)
         if steps is None:
-            self.dropped = f"{before.sentence}; there are no step logs to refit it to"
+            self._drop(before, f"{before.sentence}; there are no step logs to refit it to")
             return
         try:
             self.guide = self._sweep(refit(self.forecast.profile, steps))
         except (InvalidInput, NoResult) as error:
-            self.dropped = f"{before.sentence}; no other profile fits the trials' step logs: {error}"
+            self._drop(before, f"{before.sentence}; no other profile fits the trials' step logs: {error}")
             return
         self.refitted = True
         after = self.guide.judge(measured)
         if not after.trusted:
-            self.dropped = f"{before.sentence}; refitted to the trials' step logs, {after.sentence}"
+            self._drop(after, f"even refitted to the trials' step logs, {after.sentence}")
+
+    def _drop(self, judgement: Judgement, why: str) -> None:
+        self._contradicted, self.dropped = judgement, why
 
     def _sweep(self, profile: Profile) -> Guide:
         study, plan = self._study, self._study.plan

@@ -156,7 +156,12 @@ def test_noise_is_no_reason_to_distrust(found: Forecast, space: Space) -> None:
         Measured(params, {name: value * math.exp(0.2 * rng.normal()) for name, value in found.ratio(params).items()})
         for params in [*KNOWN, *guide.first]
     ]
-    assert guide.judge(noisy).trusted
+    judgement = guide.judge(noisy)
+    assert judgement.trusted
+    assert (
+        "in this noise a perfect simulator may be 57 % off, so that little can be said of this one"
+        in judgement.sentence
+    )
 
 
 def test_measurements_overrule_a_forecast_near_them_and_leave_it_elsewhere() -> None:

@@ -81,6 +81,7 @@ def test_a_contradicted_profile_without_step_logs_is_dropped_and_proposes_nothin
     assert found.verdict == "dropped"
     assert foresight.dropped is not None
     assert "no step logs to refit it to" in foresight.dropped
+    assert f"predicted ratios are {found.error_pct:.1f} % off" in found.sentence, "one figure, wherever it stands"
     assert (foresight.suggestion(trials), foresight.expected_gain_pct(trials)) == (None, None)
 
 

@@ -18,6 +18,7 @@ from autotune.cli import app
 from autotune.heartbeat import FILE
 from autotune.plan import make_plan
 from autotune.planned import planned_stages_s
+from autotune.results import StudyResults
 from autotune.spec import load_spec
 from autotune.status import RunStatus, Watch
 from ppas_core.errors import InvalidInput
@@ -210,6 +211,19 @@ def test_failures_are_counted_by_reason_and_have_no_gain(finished_run: Path, tmp
     shown = CliRunner().invoke(app, ["status", str(run)]).output
     assert "2 × the server died [red]" in shown
     assert "\x1b" not in shown
+
+
+def test_of_a_finished_study_the_verdict_pick_and_export_are_told_and_not_the_flattered_best(
+    finished_run: Path,
+) -> None:
+    results = StudyResults.load(finished_run / "results.json")
+    found = status_of(finished_run)
+    assert found.outcome is not None
+    told = (found.outcome.pick, found.outcome.exported, found.outcome.exported_role)
+    assert told == (results.pick.label, results.exported.label, results.exported_role)
+    shown = CliRunner().invoke(app, ["status", str(finished_run)]).output
+    assert f"exported  {results.exported_role}, {results.exported.label}" in shown
+    assert "best " not in shown.replace("best static", "")
 
 
 def test_a_trial_that_was_stopped_early_is_no_failure_and_never_the_best(finished_run: Path, tmp_path: Path) -> None:

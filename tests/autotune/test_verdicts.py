@@ -13,6 +13,7 @@ from small_study import small
 
 from autotune import aggregate, choose, stats
 from autotune.alike import acted_alike, behaviour
+from autotune.cli import console
 from autotune.compare import COMPARED, compare_settings
 from autotune.machine_load import LoadWatch
 from autotune.noise import half_width, pooled
@@ -81,6 +82,25 @@ def test_an_interval_of_more_than_a_factor_of_two_either_way_is_called_not_measu
     assert aggregate.is_measurable(-900, -120), "clear, though wide"
     assert not aggregate.is_measurable(-math.inf, 12)
     assert not Effect(improvement_pct=1, low_pct=-300, high_pct=90).is_measurable
+
+
+def test_the_terminal_shows_the_word_that_the_verdict_has_and_no_digits_of_what_cannot_be_measured() -> None:
+    assert console.effect(Effect(improvement_pct=-165.8, low_pct=-7012.9, high_pct=96.4)) == "not measurable here"
+    assert console.effect(Effect(improvement_pct=1.7, low_pct=1.0, high_pct=2.4)) == "+1.7 [+1.0, +2.4]"
+    found = compared((TWIN, OFTEN, [1.0, 1.01] * 2), (OTHER, OFTEN, [1.02, 1.03] * 2), origin=Origin.SIMULATED)
+    assert found.verdict == "better"
+    assert [found.word(error) for error in (None, 1.5, 2.5)] == ["better", "better", "better in the simulator"]
+
+
+def test_a_gain_within_the_simulators_own_error_is_said_to_be_one_in_the_simulator() -> None:
+    sides = [
+        (name, replays(params, OFTEN, latencies, Origin.SIMULATED))
+        for name, params, latencies in (("a", TWIN, [1.0, 1.01] * 2), ("b", OTHER, [1.02, 1.03] * 2))
+    ]
+    found = compare_settings(*sides, StudySpec(name="x"), [MEAN], simulator_error_pct=2.5)
+    assert found.sentence.startswith("a is better than b in the simulator, within its own error of 2.5 %: ")
+    sure = compare_settings(*sides, StudySpec(name="x"), [MEAN], simulator_error_pct=1.0)
+    assert sure.sentence.startswith("a is better than b: ")
 
 
 # --- settings that did the same ---

@@ -25,9 +25,6 @@ def test_the_scatter_holds_each_finished_trial_as_foretold_and_as_measured(study
     ok = [t for t in study.trials if t.state == "ok"]
     assert [p.predicted_pct for p in view.points] == pytest.approx([100 * (1 - t.predicted[MEAN]) for t in ok])
     assert [p.measured_pct for p in view.points] == pytest.approx([100 * (1 - t.objectives[MEAN]) for t in ok])
-    assert view.error_points == pytest.approx(
-        sum(100 * abs(t.predicted[MEAN] - t.objectives[MEAN]) for t in ok) / len(ok)
-    )
     figure = figures_forecast.predicted(view)
     assert list(figure.layout.xaxis.range) == list(figure.layout.yaxis.range)
     assert "simulated" in figure.layout.xaxis.title.text
