@@ -70,7 +70,7 @@ def compare_settings(
         confidence=paired.confidence,
         verdict=verdict,
         sentence=sentence,
-        costs=choose.costs(paired, preferred),
+        costs=[] if acted_alike(candidate[1], reference[1]) else choose.costs(paired, preferred),
     )
 
 

@@ -141,6 +141,8 @@ def test_settings_that_did_the_same_are_never_called_better_or_worse_whatever_wa
     found = compared((REFERENCE, NEVER, fast), (TWIN, NEVER, slow))
     assert found.verdict == "no clear winner"
     assert "both have a budget of 2048, so they did the same" in found.sentence
+    assert compared((REFERENCE, OFTEN, slow), (TWIN, NEVER, fast)).costs
+    assert compared((REFERENCE, NEVER, slow), (TWIN, NEVER, fast)).costs == []
 
 
 def test_a_setting_against_itself_is_unchanged() -> None:
