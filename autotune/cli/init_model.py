@@ -37,7 +37,9 @@ def model_limits(model: str, flags: Sequence[str]) -> ModelLimits:
     data = _config(Path(model))
     text = data.get("text_config")
     both = [data, text if isinstance(text, dict) else {}]
-    longest, says = _first(both, "max_position_embeddings"), "the model's config.json"
+    # What stretches positions makes room for more, by rules of vLLM's own: then nobody says.
+    longest = None if any(map(_stretches, both)) else _first(both, "max_position_embeddings")
+    says = "the model's config.json"
     for flag in grouped(flags):
         if is_flag(flag.name, "--max-model-len", "--max-model-l") and flag.values:
             match = _LENGTH.fullmatch(flag.values[0])
@@ -51,6 +53,12 @@ def _config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}
+
+
+def _stretches(place: dict[str, Any]) -> bool:
+    """Whether positions beyond `max_position_embeddings` may be served: it is the length before scaling, as with YaRN."""
+    scaling = [found for key in ("rope_scaling", "rope_parameters") if isinstance(found := place.get(key), dict)]
+    return any(isinstance(factor := found.get("factor"), int | float) and factor > 1 for found in scaling)
 
 
 def _first(places: Sequence[dict[str, Any]], key: str) -> int | None:

@@ -193,6 +193,8 @@ def test_a_models_folder_says_which_token_ids_and_how_long_prompts_the_study_may
         ({"text_config": {"max_position_embeddings": 4096}}, "", 4096 - 32),
         ({"max_position_embeddings": 131_072, "vocab_size": 151_936}, "", 25_000),
         ({"max_position_embeddings": 4096}, "--max-model-len auto", 25_000),
+        ({"max_position_embeddings": 4096, "rope_scaling": {"type": "yarn", "factor": 4.0}}, "", 25_000),
+        ({"max_position_embeddings": 4096, "rope_parameters": {"rope_type": "default"}}, "", 4096 - 32),
     ],
 )
 def test_the_flag_says_more_of_the_longest_request_than_the_models_own_file(
