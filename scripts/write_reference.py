@@ -201,7 +201,7 @@ def _live() -> str:
         (ROOT / "ppas_core/vllm/metrics.py").read_text(encoding="utf-8"),
     )
     routes = re.findall(
-        r'router\.(get|put)\("(/\w+)"\)', (ROOT / "ppas_core/vllm/routes.py").read_text(encoding="utf-8")
+        r'router\.(get|put)\(\s*"(/\w+)"', (ROOT / "ppas_core/vllm/routes.py").read_text(encoding="utf-8")
     )
     listed = ", ".join(f"`{method.upper()} /ppas{path}`" for method, path in routes)
     rows = "".join(f"| `{name}{'_total' * (kind == 'Counter')}` | {text} |\n" for kind, name, text in metrics)
