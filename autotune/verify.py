@@ -7,16 +7,16 @@ With a key, each export must also be signed by it, as it is and for this run; se
 
 from __future__ import annotations
 
-import hashlib
+import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from autotune.export.common import KIND, SIGNATURE_FILE
+from autotune.export.common import KIND, SIGNATURE_FILE, file_digest, open_regular
 from autotune.export.read import load_export
 from autotune.runfolder import MANIFEST, NOT_IN_MANIFEST
 from autotune.runversion import require_readable_run
-from autotune.signing.statement import NotSigned, Signed, files_of, manifest_digest, read_signed
+from autotune.signing.statement import NotSigned, Signed, files_of, is_inside, manifest_digest, read_signed
 from ppas_core.errors import InvalidInput, PpasError
 from ppas_core.plain_json import load_json
 from ppas_core.sim.profile import load_profile
@@ -76,7 +76,7 @@ class _Check:
         self.signed: list[Signed] = []
 
     def add(self, what: Literal["changed", "missing", "added", "broken"], path: Path, reason: str) -> None:
-        name = str(path.relative_to(self.root))
+        name = os.path.relpath(path, self.root)  # an export's run lies above it
         if not any((found.what, found.path) == (what, name) for found in self.findings):
             self.findings.append(Finding(what, name, reason))
 
@@ -89,11 +89,22 @@ class _Check:
         if found != recorded:
             self.add("broken", path, f"{what} is {found}, recorded was {recorded}")
 
+    def listed(self, folder: Path, files: object, lister: Path) -> None:
+        """Every file that `lister` lists, digests by names in `folder`, must be there with its digest."""
+        if not isinstance(files, dict):
+            self.add("broken", lister, "it lists no files")
+            return
+        for name, digest in files.items():
+            if is_inside(name):
+                self.file(folder / name, digest)
+            else:
+                self.add("broken", lister, f"it lists {name!r}, which is no file in its folder")
+
     def file(self, path: Path, recorded: object) -> None:
         """The file must be there, with the recorded digest."""
         self.checked += 1
         try:
-            found = _digest(path)
+            found = file_digest(path)
         except OSError:
             self.add("missing", path, "it was recorded, and cannot be read")
             return
@@ -103,7 +114,8 @@ class _Check:
     def json(self, path: Path) -> dict[str, Any]:
         """The object in the file; empty, with a finding, when there is none."""
         try:
-            data = load_json(path.read_bytes())
+            with open_regular(path) as file:
+                data = load_json(file.read())
         except (OSError, ValueError) as error:
             self.add("broken", path, f"it cannot be read: {error}")
             return {}
@@ -124,11 +136,10 @@ def _run(path: Path, key: SSlibKey | None) -> Verification:
         _profile(check, identity)
     if (path / "results.json").is_file():
         results = check.json(path / "results.json")
-        named = [entry.get("digest") for entry in results.get("traces", [])]
-        check.same(path / "results.json", "what the files in traces/ hold", traces, named)
+        check.same(path / "results.json", "what the files in traces/ hold", traces, _digests(results.get("traces")))
         for folder in sorted(path.glob("export*/")):
             if (folder / _SETTINGS).is_file():
-                _check_export(check, folder, results_digest=_digest(path / "results.json"), traces=traces)
+                _check_export(check, folder, results_digest=file_digest(path / "results.json"), traces=traces)
     if key is not None:
         exports = sorted(path.glob("export*/"))
         if not exports:
@@ -141,7 +152,7 @@ def _run(path: Path, key: SSlibKey | None) -> Verification:
 def _export(path: Path, key: SSlibKey | None) -> Verification:
     check = _Check(path)
     beside = path.parent / "results.json"
-    digest = _digest(beside) if (path.parent / "identity.json").is_file() and beside.is_file() else None
+    digest = file_digest(beside) if (path.parent / "identity.json").is_file() and beside.is_file() else None
     _check_export(check, path, results_digest=digest, traces=None)
     if key is not None:
         _check_signature(check, path, key, None if digest is None else path.parent / MANIFEST)
@@ -151,11 +162,9 @@ def _export(path: Path, key: SSlibKey | None) -> Verification:
 def _manifest(check: _Check) -> None:
     file = check.root / MANIFEST
     recorded = check.json(file).get("files", {})
+    check.listed(check.root, recorded, file)
     if not isinstance(recorded, dict):
-        check.add("broken", file, "it lists no files")
         return
-    for name, digest in recorded.items():
-        check.file(check.root / name, digest)
     for path in sorted(check.root.rglob("*")):
         if not path.is_file() or path.suffix == ".tmp" or path.name in NOT_IN_MANIFEST:
             continue
@@ -168,7 +177,8 @@ def _traces(check: _Check) -> list[str]:
     found = []
     for file in sorted((check.root / "traces").glob("*.jsonl")):
         try:
-            found.append(read_trace(file).digest)
+            with open_regular(file):  # a pipe would make us wait
+                found.append(read_trace(file).digest)
         except (PpasError, OSError) as error:
             check.add("broken", file, str(error))
             found.append("unreadable")
@@ -177,8 +187,8 @@ def _traces(check: _Check) -> list[str]:
 
 def _profile(check: _Check, identity: dict[str, Any]) -> None:
     file = check.root / "profile.json"
-    measured_on = identity.get("measured_on", {})
-    if "profile_digest" not in measured_on:
+    measured_on = identity.get("measured_on")
+    if not isinstance(measured_on, dict) or "profile_digest" not in measured_on:
         return
     try:
         check.same(file, "the profile's digest", load_profile(str(file)).digest, measured_on["profile_digest"])
@@ -194,14 +204,13 @@ def _check_export(check: _Check, folder: Path, *, results_digest: str | None, tr
         load_export(file)
     except PpasError as error:
         check.add("broken", file, str(error))
-    for name, digest in dict(settings.get("files") or {}).items():
-        check.file(folder / name, digest)
-    study = settings.get("study") or {}
+    check.listed(folder, settings.get("files") or {}, file)
+    study = settings.get("study")
     if results_digest is not None:
-        check.same(file, "the digest of results.json", results_digest, study.get("digest"))
+        recorded = study.get("digest") if isinstance(study, dict) else None
+        check.same(file, "the digest of results.json", results_digest, recorded)
     if traces is not None:
-        named = [entry.get("digest") for entry in settings.get("traces") or []]
-        check.same(file, "what the files in traces/ hold", traces, named)
+        check.same(file, "what the files in traces/ hold", traces, _digests(settings.get("traces")))
 
 
 def _check_signature(check: _Check, folder: Path, key: SSlibKey, manifest: Path | None) -> None:
@@ -231,5 +240,7 @@ def _is_export(file: Path) -> bool:
     return isinstance(data, dict) and data.get("kind") == KIND
 
 
-def _digest(path: Path) -> str:
-    return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
+def _digests(traces: object) -> list[object]:
+    """What a list of traces says of each one's digest."""
+    listed = traces if isinstance(traces, list) else []
+    return [entry.get("digest") if isinstance(entry, dict) else None for entry in listed]

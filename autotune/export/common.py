@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
+import os
 import re
+import stat
 from collections.abc import Iterable
+from io import BufferedReader
+from pathlib import Path
 from typing import Final
 
 from ppas_core.policy import PolicyParams
@@ -27,6 +32,21 @@ def settings_digest(params: PolicyParams) -> str:
 def sha256(data: bytes) -> str:
     """The digest of `data` as it is written in files."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def open_regular(path: Path) -> BufferedReader:
+    """`path` opened to read. Raises OSError, also for a pipe, which would make us wait, and a device, which may never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is no regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def file_digest(path: Path) -> str:
+    """The digest of what `path` holds, however large. Raises OSError."""
+    with open_regular(path) as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 def header(lines: Iterable[str], params: PolicyParams) -> str:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, Final
 
-from autotune.export.common import SIGNATURE_FILE
+from autotune.export.common import SIGNATURE_FILE, file_digest, open_regular
 from autotune.provenance import now
 from ppas_core import __version__
 from ppas_core.errors import InvalidInput, PpasError
@@ -69,6 +70,17 @@ def in_export(name: str) -> bool:
     return len(parts) > 1 and parts[0].startswith("export")
 
 
+def is_inside(name: object) -> bool:
+    """Whether `name` can be the path of a file in a folder, as a list of its files has it; lists come from anybody."""
+    if not isinstance(name, str) or "\0" in name or PurePosixPath(name).is_absolute():
+        return False
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return ".." not in PurePosixPath(name).parts
+
+
 def sign_export(folder: Path, manifest: Mapping[str, str], signer: CryptoSigner) -> Path:
     """Signs the export in `folder`, made from the run with this manifest; returns the signature's file.
 
@@ -85,9 +97,7 @@ def sign_export(folder: Path, manifest: Mapping[str, str], signer: CryptoSigner)
         raise InvalidInput(f"{folder}: holds no export to sign; `ppas export RUN` writes one") from None
     statement = {
         "_type": STATEMENT_TYPE,
-        "subject": [
-            {"name": name, "digest": _bare(_sha256((folder / name).read_bytes()))} for name in sorted(files_of(folder))
-        ],
+        "subject": [{"name": name, "digest": _bare(file_digest(folder / name))} for name in sorted(files_of(folder))],
         "predicateType": PREDICATE_TYPE,
         "predicate": {
             "signedAt": now(),
@@ -111,7 +121,7 @@ def read_signed(folder: Path, key: SSlibKey) -> Signed:
 
     file = folder / SIGNATURE_FILE
     try:
-        with file.open("rb") as opened:
+        with open_regular(file) as opened:
             data = opened.read(_MAX_BYTES + 1)
     except FileNotFoundError:
         raise NotSigned("it is not signed; `ppas export RUN --sign KEY` signs", missing=True) from None
@@ -124,8 +134,12 @@ def read_signed(folder: Path, key: SSlibKey) -> Signed:
         payload_type, named = envelope.payload_type, ", ".join(envelope.signatures)
     except Exception:  # noqa: BLE001 - the library promises no kind of error for a file that is no envelope
         raise NotSigned("it is no signature of ours (a DSSE envelope); sign again") from None
+    if not isinstance(payload_type, str):
+        raise NotSigned("it is no signature of ours (a DSSE envelope); sign again")
     try:
         envelope.verify([key], 1)
+    except UnicodeEncodeError:
+        raise NotSigned("it is no signature of ours (a DSSE envelope); sign again") from None
     except VerificationError:
         if key.keyid not in envelope.signatures:
             raise NotSigned(f"it is signed by {named or 'nobody'}, not by {key.keyid}") from None
@@ -142,7 +156,7 @@ def files_of(folder: Path) -> Iterator[str]:
     """Every file in an export, by its path in there, but the signature and what a killed process left unfinished."""
     for path in folder.rglob("*"):
         name = path.relative_to(folder).as_posix()
-        if not path.is_dir() and path.suffix != ".tmp" and name != SIGNATURE_FILE:
+        if (path.is_symlink() or not path.is_dir()) and path.suffix != ".tmp" and name != SIGNATURE_FILE:
             yield name
 
 
@@ -151,7 +165,7 @@ def _parsed(statement: dict[str, Any], export: str, key: str) -> Signed:
     if statement["_type"] != STATEMENT_TYPE or statement["predicateType"] != PREDICATE_TYPE:
         raise ValueError("another statement")
     files = {one["name"]: f"sha256:{one['digest']['sha256']}" for one in statement["subject"]}
-    if not files or any(PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts for name in files):
+    if not files or not all(is_inside(name) for name in files):
         raise ValueError("it names no files of an export")
     texts = (
         predicate["signedAt"],

@@ -191,8 +191,22 @@ def _signature(envelope: dict[str, Any]) -> None:
         lambda envelope: envelope.pop("payloadType"),
         lambda envelope: envelope["signatures"][0].update(sig="AA=="),
         lambda envelope: envelope["signatures"][0].update(keyid=None),
+        lambda envelope: envelope.update(payloadType=7),
+        lambda envelope: envelope.update(payloadType="\ud800"),
     ],
-    ids=["payload", "signature", "type", "unsigned", "twice", "number", "incomplete", "short", "nameless"],
+    ids=[
+        "payload",
+        "signature",
+        "type",
+        "unsigned",
+        "twice",
+        "number",
+        "incomplete",
+        "short",
+        "nameless",
+        "typeless",
+        "half",
+    ],
 )
 def test_a_changed_envelope_counts_for_nothing(
     run: Path, key: Path, change: Callable[[dict[str, Any]], object]
@@ -231,6 +245,34 @@ def test_what_the_key_signed_for_another_purpose_is_no_signature_of_an_export(
     assert [finding.reason for finding in checked(run, key).findings] == [
         "the key signed something else than an export"
     ]
+
+
+@pytest.mark.parametrize("name", ["../vllm.yaml", "/dev/zero", "nul\0byte", "\ud800", 7])
+def test_a_statement_that_names_no_file_of_the_export_vouches_for_nothing(run: Path, key: Path, name: object) -> None:
+    from securesystemslib.dsse import Envelope
+
+    file = run / "export" / SIGNATURE_FILE
+    statement = json.loads(base64.b64decode(json.loads(file.read_text())["payload"]))
+    statement["subject"].append({"name": name, "digest": {"sha256": "0"}})
+    envelope = Envelope(json.dumps(statement).encode(), "application/vnd.in-toto+json", {})
+    envelope.sign(load_signer(key))
+    file.write_text(json.dumps(envelope.to_dict()))
+    assert [finding.reason for finding in checked(run, key).findings] == [
+        "the key signed something else than an export"
+    ]
+
+
+def test_a_run_that_was_changed_is_told_of_its_export_too(run: Path, key: Path) -> None:
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest["files"]["trials/1/metrics.json"] = "sha256:0"
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    assert findings(run / "export", key) == {("broken", "../manifest.json")}
+
+
+def test_a_link_to_a_folder_and_a_pipe_that_joined_a_signed_export_are_told(run: Path, key: Path) -> None:
+    (run / "export" / "linked").symlink_to(run / "traces")
+    os.mkfifo(run / "export" / "pipe")
+    assert {("added", "linked"), ("added", "pipe")} <= findings(run / "export", key)
 
 
 def test_a_run_folder_that_is_not_as_recorded_is_not_signed_and_not_touched(run: Path, key: Path) -> None:

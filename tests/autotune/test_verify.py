@@ -1,6 +1,7 @@
 """The chain of digests from the traces to the export is computed again, and tells what differs."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -111,3 +112,34 @@ def test_the_command_says_what_differs_and_exits_with_one(run: Path) -> None:
     assert told.exit_code == 1
     assert json.loads(told.stdout)["findings"][0]["path"] == "report.html"
     assert runner.invoke(app, ["verify", str(run.parent)]).exit_code == 2
+
+
+def rewritten(file: Path, **keys: object) -> None:
+    file.write_text(json.dumps({**json.loads(file.read_text()), **keys}))
+
+
+@pytest.mark.parametrize("name", ["/dev/zero", "/etc/hostname", "../../elsewhere", "a/../../b", "nul\0byte", "\ud800"])
+def test_a_name_that_leads_out_of_the_folder_is_told_and_what_lies_there_is_not_read(run: Path, name: str) -> None:
+    settings, manifest = run / "export" / "settings.json", run / "manifest.json"
+    rewritten(settings, files={**json.loads(settings.read_text())["files"], name: "sha256:0"})
+    rewritten(manifest, files={**json.loads(manifest.read_text())["files"], name: "sha256:0"})
+    told = {finding.path: finding.reason for finding in verify(run).findings if finding.what == "broken"}
+    assert "no file in its folder" in told["manifest.json"]
+    assert "no file in its folder" in told["export/settings.json"]
+
+
+@pytest.mark.parametrize("value", [[1], "text", 5, [[1, 2]], {"digest": 1}], ids=str)
+def test_lists_of_files_studies_and_traces_that_are_something_else_are_findings(run: Path, value: object) -> None:
+    rewritten(run / "results.json", traces=value)
+    rewritten(run / "export" / "settings.json", files=[value], study=value, traces=value)
+    rewritten(run / "identity.json", measured_on=value)
+    (run / "profile.json").write_text("{}")
+    assert {("broken", "results.json"), ("broken", "export/settings.json")} <= findings(run)
+    assert ("broken", "settings.json") in findings(run / "export")
+
+
+@pytest.mark.parametrize("name", ["export/vllm.yaml", "trials/1/metrics.json", "manifest.json", "traces/000.jsonl"])
+def test_a_pipe_in_place_of_a_file_makes_nobody_wait(run: Path, name: str) -> None:
+    (run / name).unlink()
+    os.mkfifo(run / name)
+    assert name in {finding.path for finding in verify(run).findings}
