@@ -64,6 +64,11 @@ class StudyNoise:
             NoiseInfo(visible_held_out_pct=floor.visible_pct * fewer, **asdict(floor)) for floor in self._now.values()
         ]
 
+    @property
+    def before_pct(self) -> float:
+        """The smallest difference between two settings that the A/A test alone lets one see on the tuning traces."""
+        return max(floor.visible_pct for floor in self._first.values())
+
     def of(self, metric: str) -> NoiseFloor | None:
         """The noise of any metric; None where it was undefined in the A/A test.
 

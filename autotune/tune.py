@@ -425,11 +425,11 @@ class _Tuner:
                 "runs: confirm it on a live server"
             )
         drifts = [abs(point.change_pct) for point in self.searching.drift if point.change_pct is not None]
-        visible_pct = max((noise.visible_pct for noise in self.study.noise), default=0.0)
-        if drifts and max(drifts) > visible_pct:
+        noise = self.study.study_noise
+        if noise is not None and drifts and max(drifts) > noise.before_pct:
             notes.append(
-                f"the reference drifted by up to {max(drifts):.1f} % during the search, more than its noise explains "
-                f"({visible_pct:.1f} %); the ranking of the trials suffers, the interleaved comparison does not"
+                f"the reference drifted by up to {max(drifts):.1f} % during the search, more than its noise before explains "
+                f"({noise.before_pct:.1f} %); the ranking of the trials suffers, the interleaved comparison does not"
             )
         if (memory := self._server_memory()) is not None and (memory.is_near or memory.restarts):
             again = f"; servers started anew for that, between trials: {memory.restarts}" if memory.restarts else ""

@@ -179,7 +179,7 @@ def test_a_setting_that_did_the_same_as_the_reference_widens_the_noise_by_what_w
     assert found.infos[0] == before, "another budget says nothing of the noise, and a quiet repeat never narrows it"
     found.widen([(TWIN, outcome(plan, 2.0, NEVER))])
     (after,) = found.infos
-    assert after.further == 1
+    assert (after.further, found.before_pct) == (1, before.visible_pct)
     assert after.visible_held_out_pct > 3 * before.visible_held_out_pct
     beside = found.of("makespan_s")
     assert beside is not None
