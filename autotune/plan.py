@@ -135,17 +135,6 @@ class Estimate:
         few = {0: "no server start", 1: "one server start", 2: "two server starts"}
         return few.get(self.server_starts, f"{self.server_starts} server starts")
 
-    def total_s(self, time_budget_s: float | None = None) -> float:
-        """All of it, the search cut at `time_budget_s`."""
-        search_s = self.search_s if time_budget_s is None else min(self.search_s, time_budget_s)
-        return search_s + self.reference_s + self.finalists_s + self.calibration_s
-
-    @property
-    def starts_in_words(self) -> str:
-        """How often a server is started, for people."""
-        few = {0: "no server start", 1: "one server start", 2: "two server starts"}
-        return few.get(self.server_starts, f"{self.server_starts} server starts")
-
 
 def make_plan(spec: StudySpec, folder: Path = Path()) -> Plan:
     """Resolves a study; files that it names are looked for from `folder`. Raises InvalidInput."""
