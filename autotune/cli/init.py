@@ -163,7 +163,7 @@ def _server(
     ask: _Asker, model: str | None, url: str | None, settings_file: str | None, flags: str | None, folder: Path
 ) -> tuple[dict[str, Any], ModelLimits]:
     """The block of the study file, and what is known of the model."""
-    name = ask("Model, a name or a folder", model, "--model", str)
+    name = ask("Model, a name or a folder", model, "--model", _not_blank)
     server: dict[str, Any] = {"model": _beside(Path(name), folder) if Path(name).is_dir() else name}
     limits = model_limits(name, ())
     if limits.vocabulary_size is not None and limits.vocabulary_size < DEFAULT_VOCABULARY:
@@ -308,6 +308,12 @@ def _stem(output: Path) -> str:
 def _beside(path: Path, folder: Path) -> str:
     """`path` as the study file in `folder` has to name it."""
     return str(path) if path.is_absolute() else os.path.relpath(path, folder)
+
+
+def _not_blank(text: str) -> str:
+    if not text.strip():
+        raise InvalidInput("a model has a name; give one, or its folder")
+    return text
 
 
 def _paths(text: str) -> list[Path]:

@@ -14,6 +14,9 @@ _LENGTH: Final = re.compile(r"(\d{1,9})(?:\.0*)?([kKmM]?)")
 _UNITS: Final = {"": 1, "k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
 """As vLLM reads `--max-model-len 32k`."""
 
+_MAX_BYTES: Final = 16 * 1024 * 1024
+"""More than any config.json has; of a larger one nothing is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
@@ -48,8 +51,11 @@ def model_limits(model: str, flags: Sequence[str]) -> ModelLimits:
 
 
 def _config(folder: Path) -> dict[str, Any]:
+    from autotune.export.common import open_regular
+
     try:
-        data = load_json((folder / "config.json").read_bytes())
+        with open_regular(folder / "config.json") as file:
+            data = load_json(file.read(_MAX_BYTES))
     except (OSError, ValueError):
         return {}
     return data if isinstance(data, dict) else {}
@@ -62,4 +68,5 @@ def _stretches(place: dict[str, Any]) -> bool:
 
 
 def _first(places: Sequence[dict[str, Any]], key: str) -> int | None:
-    return next((found for place in places if isinstance(found := place.get(key), int) and found > 0), None)
+    values = (place.get(key) for place in places)
+    return next((value for value in values if type(value) is int and value > 0), None)  # true is no number here

@@ -1,6 +1,7 @@
 """`ppas init`: asked on a terminal or told by flags, it writes a commented study file that starts."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from typer.testing import CliRunner
 
 from autotune.cli import app
 from autotune.plan import make_plan
+from autotune.server_options import DEFAULT_VOCABULARY
 from autotune.spec import RagBursts, StudySpec, TraceFiles, load_spec
 from autotune.template import _MORE, _MORE_OF_SERVER, study_file
 from traces.format import Trace, TraceRequest, write_trace
@@ -136,6 +138,7 @@ def test_a_file_that_exists_is_never_overwritten() -> None:
         ([*VLLM, "--url", "http://h", "--server-flags", "--dtype x"], "--server-flags does not go with --url"),
         ([*VLLM, "--server-flags", "'"], "No closing quotation; quote it as for a shell"),
         ([*VLLM, "--server-flags", "--port 8000"], "flag '--port' is set by the tuner"),
+        (["--backend", "vllm", "--model", " "], "a model has a name"),
         (["--phases", "1:1"], "--phases does not go with rag-bursts"),
         (["--rates", "fast"], "'fast' are no numbers"),
         (["--prompt-tokens", "many"], "'many' is no whole number"),
@@ -168,6 +171,19 @@ def model_folder(**config: object) -> str:
     Path("tiny").mkdir()
     Path("tiny/config.json").write_text(json.dumps(config))
     return "tiny"
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless", "switches"])
+def test_a_models_folder_whose_config_is_no_file_or_holds_no_numbers_says_nothing_of_it(kind: str) -> None:
+    model = Path(model_folder(vocab_size=True, max_position_embeddings=True))
+    if kind != "switches":
+        (model / "config.json").unlink()
+        os.mkfifo(model / "config.json") if kind == "pipe" else (model / "config.json").symlink_to("/dev/zero")
+    code, output = init("a.yaml", "--yes", "--backend", "vllm", "--model", str(model))
+    assert code == 0, output
+    server = load_spec(Path("a.yaml")).server
+    assert server is not None
+    assert server.vocabulary_size == DEFAULT_VOCABULARY
 
 
 def test_a_models_folder_says_which_token_ids_and_how_long_prompts_the_study_may_send() -> None:
