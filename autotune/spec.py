@@ -195,7 +195,8 @@ class ServerSpec(_Model):
     def _flags_are_free(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         taken = {"--max-num-batched-tokens", "--max-num-seqs", "--scheduler-cls", "--port", "--host", "--config"}
         for flag in value:
-            if flag.split("=")[0] in taken:
+            name = re.split(r"[=\s]", flag, maxsplit=1)[0].replace("_", "-")
+            if name.startswith("--") and name != "--" and any(full.startswith(name) for full in taken):
                 raise ValueError(
                     f"flag {flag!r} is set by the tuner; take it out (max_num_seqs belongs to the settings)"
                 )

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from autotune.export.common import SCHEDULER_CLASS
-from autotune.export.flags import Flag, grouped, is_value
+from autotune.export.flags import Flag, abbreviates, grouped, is_value
 from autotune.export.yaml_text import yaml_text
 from ppas_core.plain_json import load_json
 from ppas_core.policy import PolicyParams
@@ -59,7 +59,7 @@ class Placed:
 
 def placed(words: Iterable[str]) -> Placed:
     """The flags `words` of a `vllm serve` command, but for those that the exported setting or the command says itself."""
-    flags = [flag for flag in grouped(words) if flag.name not in _SAID_ELSEWHERE]
+    flags = [flag for flag in grouped(words) if not abbreviates(flag.name, _SAID_ELSEWHERE)]
     secret = tuple(flag for flag in flags if flag.holds_secret)
     others = [flag for flag in flags if not flag.holds_secret]
     times = Counter(_long(flag) for flag in others)

@@ -41,7 +41,10 @@ _SWITCHES: Final = frozenset({"--allow-credentials", "--no-allow-credentials"})
 _SECRET_FLAGS: Final = (("--api-key", "--api-k"), ("--hf-token", "--hf-t"))
 """vLLM 0.27.1's own, each with its shortest spelling: the parser takes any beginning that fits one flag alone."""
 _USER_IN_URL: Final = re.compile(r"(?P<head>\w[\w+.-]*://)[^\s/@]+(?=@)")
-_TOKEN: Final = re.compile(r"\bhf_[A-Za-z0-9]{20,}")
+_TOKEN: Final = re.compile(r"\bhf_[A-Za-z0-9]{20,}|(?<=\bBearer )\S+")
+_IN_QUERY: Final = re.compile(r"(?P<head>[?&](?P<name>[\w.-]+)=)[^&#\s]+")
+_SIGNATURES: Final = frozenset({"sig", "signature"})
+_ASSIGNED: Final = re.compile(r"(?P<name>[A-Z][A-Z0-9_]*)=.+", re.DOTALL)
 _IN_A_PRINT: Final = re.compile(r"api_?key|hf_token|secret|passw|auth_token|access_token|session_token", re.IGNORECASE)
 
 
@@ -59,7 +62,7 @@ class Flag:
         if self.name in _SWITCHES:
             return False
         own = any(is_flag(self.name, full, shortest) for full, shortest in _SECRET_FLAGS) or names_secret(self.name)
-        return own or any(scrubbed_text(value) != value for value in self.values)
+        return own or any(_assigns_secret(value) or scrubbed_text(value) != value for value in self.values)
 
 
 def grouped(words: Iterable[str]) -> list[Flag]:
@@ -88,6 +91,11 @@ def is_value(word: str) -> bool:
 def is_flag(name: str, full: str, shortest: str) -> bool:
     """Whether `name` is the flag `full`, or a beginning of it that is not shorter than `shortest`."""
     return full.startswith(name) and name.startswith(shortest)
+
+
+def abbreviates(name: str, full: Iterable[str]) -> bool:
+    """Whether vLLM's parser may take `name`, normalised, for one of the flags `full`: it takes any beginning of one."""
+    return name.startswith("--") and len(name) > len("--") and any(flag.startswith(name) for flag in full)
 
 
 def without_secrets(words: Iterable[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -157,16 +165,20 @@ def scrubbed_words(words: Sequence[str]) -> list[str]:
 
 
 def scrubbed_text(text: str) -> str:
-    """`text` with HIDDEN for passwords in URLs and for tokens; HIDDEN alone where it is JSON with a secret in it."""
+    """`text` with HIDDEN for passwords in URLs and for tokens; HIDDEN alone where it is JSON, or nearly, with a secret in
+    it.
+    """
     if text.lstrip()[:1] in ("{", "["):
         try:
             data = load_json(text)
         except ValueError:
-            pass
+            if _IN_A_PRINT.search(text):
+                return HIDDEN
         else:
             if json.dumps(scrubbed(data)) != json.dumps(data):
                 return HIDDEN
-    return _TOKEN.sub(HIDDEN, _USER_IN_URL.sub(rf"\g<head>{HIDDEN}", redacted(text)))
+    text = _IN_QUERY.sub(_scrubbed_query, _USER_IN_URL.sub(rf"\g<head>{HIDDEN}", redacted(text)))
+    return _TOKEN.sub(HIDDEN, text)
 
 
 def _split(word: str) -> tuple[str, str | None]:
@@ -188,6 +200,17 @@ def _count(flags: Sequence[Flag], short: str, full: str, shortest: str) -> int:
             text = flag.values[0].strip()
             found = int(text) if re.fullmatch(r"\+?[0-9]{1,6}", text) and int(text) > 0 else found
     return found
+
+
+def _assigns_secret(value: str) -> bool:
+    """Whether `value` gives an environment variable that holds a secret, as HF_TOKEN=…"""
+    found = _ASSIGNED.fullmatch(value)
+    return found is not None and names_secret(found["name"])
+
+
+def _scrubbed_query(found: re.Match[str]) -> str:
+    signs = found["name"].lower().rpartition("-")[2] in _SIGNATURES
+    return f"{found['head']}{HIDDEN}" if signs or names_secret(found["name"]) else found[0]
 
 
 def _are_words(data: Sequence[Any]) -> bool:

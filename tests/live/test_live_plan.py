@@ -34,6 +34,8 @@ STUDY: dict[str, Any] = {
         ({"model": "m", "url": "http://x", "flags": ["--dtype", "auto"]}, "leave out url, or them"),
         ({"model": "m", "url": "http://x", "restart_per_trial": True}, "leave out url, or them"),
         ({"model": "m", "flags": ["--port=1"]}, "is set by the tuner"),
+        ({"model": "m", "flags": ["--max_num_seqs", "4"]}, "is set by the tuner"),
+        ({"model": "m", "flags": ["--max-num-b 4"]}, "is set by the tuner"),
         ({"model": "m", "start_timeout": "soon"}, "'soon'"),
         ({}, "key 'server.model' is missing"),
     ],
