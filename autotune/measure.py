@@ -124,7 +124,7 @@ class Measurement:
     def _measure(
         self, folder: str, params: PolicyParams, base: Outcome | None, repeat: int = 0, race: Race | None = None
     ) -> Outcome:
-        started = self._clock_s()
+        started_s, starting_s = time.perf_counter(), self._starting_s()
         replays: dict[str, Replay] = {}
         traces = {trace.name: trace for trace in self.plan.tuning}
         by_trace: dict[str, dict[str, float]] = {}
@@ -146,17 +146,20 @@ class Measurement:
                 {name: aggregate.objective(name, means, reference) for name in self.objectives},
                 means,
                 aggregate.sum_branches(in_order),
-                self._clock_s() - started,
+                0.0,
                 by_trace=by_trace,
                 stopped=stopped,
             )
         except PpasError as error:
             if error.stops_study:
                 raise
-            outcome = Outcome({}, {}, {}, self._clock_s() - started, reason=str(error))
+            outcome = Outcome({}, {}, {}, 0.0, reason=str(error))
         told = list(replays.values())
+        starting_s = self._starting_s() - starting_s
         outcome = replace(
             outcome,
+            duration_s=time.perf_counter() - started_s - starting_s,
+            starting_s=starting_s,
             client=aggregate.client_lag(told),
             cached_share=aggregate.cached_share(told),
             server_memory_bytes=told[-1].server_memory_bytes if told else None,
@@ -167,10 +170,10 @@ class Measurement:
             self._ask_reference(outcome.reason)
         return outcome
 
-    def _clock_s(self) -> float:
-        """Seconds that go on while something is measured, and stand still while a server starts."""
+    def _starting_s(self) -> float:
+        """Seconds that starts of servers took so far."""
         evaluator = self.plan.evaluator
-        return time.perf_counter() - (evaluator.starting_s if isinstance(evaluator, LiveEvaluator) else 0.0)
+        return evaluator.starting_s if isinstance(evaluator, LiveEvaluator) else 0.0
 
     def _ask_reference(self, reason: str | None) -> None:
         """After many failures in a row on a server: whether the reference still can be measured, on one trace.

@@ -45,7 +45,7 @@ class Searching:
         done = search.trials()
         race = self._race(done)
         budget_s = self._spec.time_budget_s()
-        spent_s = sum(trial.outcome.duration_s for trial in done)
+        spent_s = sum(trial.outcome.duration_s + trial.outcome.starting_s for trial in done)
         started = time.perf_counter()
         progress.begin(SEARCH_STAGE, total, len(done))
         best = self._best(done)

@@ -47,6 +47,7 @@ class Outcome:
     client: how late the client of live replays was; see `autotune.aggregate.client_lag`. cached_share: see there.
     by_trace: trace name to objective to value. stopped: why the last traces were left out; objectives and regimes then
     rest on the traces seen. server_memory_bytes: what the server's processes held at the trial's end, where it is known.
+    duration_s: of the measuring; starting_s: what starts of servers took beside it.
     """
 
     objectives: dict[str, float]
@@ -59,6 +60,7 @@ class Outcome:
     by_trace: dict[str, dict[str, float]] = field(default_factory=dict)
     stopped: str | None = None
     server_memory_bytes: int | None = None
+    starting_s: float = 0.0
 
     @property
     def is_complete(self) -> bool:
