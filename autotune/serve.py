@@ -96,7 +96,12 @@ def check_config(config: Path) -> PolicyParams | None:
             raise InvalidInput(f"{config}: is {kind}, no config of vLLM; give {instead}")
     additional = data.get("additional-config", data.get("additional_config")) or {}
     policy = additional.get(POLICY_KEY) if isinstance(additional, dict) else None
-    return None if policy is None else PolicyParams.from_dict(policy)
+    if policy is not None and not isinstance(policy, dict):
+        raise InvalidInput(f"{config}: the settings under the key {POLICY_KEY} are {policy!r}; allowed: a mapping")
+    try:
+        return None if policy is None else PolicyParams.from_dict(policy)
+    except InvalidInput as error:
+        raise InvalidInput(f"{config}: {error}") from None
 
 
 def run_serve(

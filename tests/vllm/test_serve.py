@@ -109,6 +109,14 @@ def test_unknown_flags_are_passed_through_and_the_exact_command_is_shown(
     assert serve.check_config(config) == PolicyParams(64, 32, max_num_seqs=8)
 
 
+@pytest.mark.parametrize("policy", ["5", "[b_max, b_cap]", "true", "text", "{b_max: -1, b_cap: 2}", "{b_max: 5}"])
+def test_a_config_whose_settings_are_none_is_refused_by_name(policy: str, tmp_path: Path) -> None:
+    config = tmp_path / "odd.yaml"
+    config.write_text(f"additional-config: {{ppas: {policy}}}\n")
+    with pytest.raises(InvalidInput, match=r"odd\.yaml: "):
+        serve.check_config(config)
+
+
 def test_the_commands_report_and_refuse_as_the_others_do(tmp_path: Path) -> None:
     run = CliRunner().invoke(app, ["serve", "m", "--made-up", "1", "--dry-run"])
     if run.exit_code == 2:
