@@ -179,7 +179,7 @@ class Measurement:
         """After many failures in a row on a server: whether the reference still can be measured, on one trace.
 
         Raises NoResult, which stops the study, when it cannot: then the settings are not to blame, and further ones would
-        be burned. Servers that they ended are then not held against them.
+        be burned. They may be measured again then, although they ended servers; trials that were told as failed stay so.
         """
         evaluator, reference, failed = self.plan.evaluator, self.plan.reference, self._failed_in_a_row
         if len(failed) < _FAILED_IN_A_ROW or not isinstance(evaluator, LiveEvaluator):

@@ -100,11 +100,16 @@ class MemoryWatch:
         return used, f"{growth.sentence}; a new server takes its place between trials before memory runs out"
 
     def too_little(self) -> str | None:
-        """Why the running server should be started anew before the next trial, in words; None where it need not."""
+        """Why the running server should be started anew before the next trial, in words; None where it need not.
+
+        Nor where that would not help, since a new one would leave less than the reserve too.
+        """
         growth = self._growths.get(self._server)
         if growth is None or growth.left_bytes is None:
             return None
-        if growth.left_bytes >= self._reserve_bytes + _AHEAD_TRIALS * growth.per_trial_bytes:
+        wanted_bytes = self._reserve_bytes + _AHEAD_TRIALS * growth.per_trial_bytes
+        settled, *_, now = self._samples[self._server][_SETTLING - 1 :]
+        if growth.left_bytes >= wanted_bytes or growth.left_bytes + now.used_bytes - settled.used_bytes < wanted_bytes:
             return None
         return growth.sentence
 

@@ -1,7 +1,7 @@
 """How noisy one study's measurements are: its A/A test, and whatever else it measured twice.
 
 Noise comes in bursts, which a few measurements in a row may miss. So a setting that was measured again later, and
-settings that did the very same as each other, count as further A/A samples. They only ever widen the noise.
+settings that did the very same as each other, count as further A/A samples. They never lower what is said to be visible.
 """
 
 from __future__ import annotations

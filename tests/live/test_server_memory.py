@@ -1,5 +1,6 @@
 """A server that leaks: seen, told, and started anew between trials; one that does not is left alone."""
 
+import json
 import math
 import random
 import subprocess
@@ -175,6 +176,25 @@ def test_where_nothing_is_known_nothing_is_said(tmp_path: Path) -> None:
     watch = MemoryWatch(tmp_path / "memory.jsonl", reserve_bytes=1, replays_per_trial=1)
     assert watch.note("server-1", None) == (None, None)
     assert (watch.summary(), watch.too_little()) == (None, None)
+
+
+@pytest.mark.parametrize(("first_left_mib", "helps"), [(3000, True), (900, False)])
+def test_a_server_is_not_started_anew_where_that_gives_too_little_memory_back(
+    tmp_path: Path, first_left_mib: int, helps: bool
+) -> None:
+    file = tmp_path / "memory.jsonl"
+    file.write_text(
+        "".join(
+            json.dumps(
+                {"server": "a", "used_bytes": (500 + 60 * i) * MIB, "left_bytes": (first_left_mib - 60 * i) * MIB}
+            )
+            + "\n"
+            for i in range(30)
+        )
+    )
+    watch = MemoryWatch(file, reserve_bytes=2000 * MIB, replays_per_trial=1)
+    watch._server = "a"  # as if it still ran
+    assert (watch.too_little() is not None) == helps
 
 
 def test_sizes_are_written_for_people() -> None:
