@@ -67,7 +67,8 @@ class EndpointPlugin:
     def __init__(self) -> None:
         path = os.environ.get(SETTINGS_FILE_VARIABLE)
         self._settings_file = Path(path) if path else None
-        self._token = os.environ.get(TOKEN_VARIABLE) or None
+        # Stripped as its senders strip it: a secret mounted from a file ends its line, and no header can say that.
+        self._token = os.environ.get(TOKEN_VARIABLE, "").strip() or None
 
     def attach_router(self, app: FastAPI) -> None:
         """Register the routes."""
@@ -221,9 +222,12 @@ def _is_loopback(host: str | None) -> bool:
     if host == "localhost":
         return True
     try:
-        return host is not None and ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host or "")
     except ValueError:
         return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped  # as a server that listens on :: sees 127.0.0.1
+    return address.is_loopback
 
 
 endpoint_plugin = EndpointPlugin

@@ -26,6 +26,8 @@ PPAS = PolicyParams(b_max=1024, b_cap=128, max_num_seqs=8)
         ("127.0.0.1", LOCAL, None, True),
         ("127.8.0.1", {"host": "localhost"}, None, True),
         ("::1", {"host": "[::1]:8000"}, None, True),
+        ("::ffff:127.0.0.1", LOCAL, None, True),
+        ("::ffff:10.0.0.7", LOCAL, None, False),
         ("10.0.0.7", LOCAL, None, False),
         (None, LOCAL, None, False),
         ("127.0.0.1", {"host": "rebound.example:8000"}, None, False),
@@ -67,6 +69,18 @@ def client_for(path: Path | None, token: str | None = "t") -> TestClient:  # noq
     app = FastAPI()
     app.include_router(build_router(lambda: path, token))
     return TestClient(app, headers={"Authorization": f"Bearer {token}"})
+
+
+@pytest.mark.parametrize(("variable", "sent", "admitted"), [("t0ken\n", "t0ken", True), (" \n", "", False)])
+def test_the_variables_token_is_read_as_its_senders_read_it_and_a_blank_one_is_none(
+    settings_file: Path, monkeypatch: pytest.MonkeyPatch, variable: str, sent: str, admitted: bool
+) -> None:
+    monkeypatch.setenv("PPAS_HTTP_TOKEN", variable)
+    monkeypatch.setenv("PPAS_SETTINGS_FILE", str(settings_file))
+    app = FastAPI()
+    EndpointPlugin().attach_router(app)
+    reply = TestClient(app, headers={"Authorization": f"Bearer {sent}"}).get("/ppas/status")
+    assert reply.status_code == (200 if admitted else 403)
 
 
 def test_a_put_writes_the_next_version_and_a_get_shows_what_is_asked_and_in_force(settings_file: Path) -> None:
