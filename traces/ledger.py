@@ -48,7 +48,8 @@ class Ledger:
         """The account in words, for a person."""
         dropped = "; ".join(f"{count} {reason}" for reason, count in self.dropped.items())
         lines = [
-            f"format {self.format}, " + ("times are dates" if self.time_unit == "date" else f"times in {self.time_unit}"),
+            f"format {self.format}, "
+            + ("times are dates" if self.time_unit == "date" else f"times in {self.time_unit}"),
             f"rows read {self.rows_read} = kept {self.kept} + dropped {sum(self.dropped.values())}"
             + (f" ({dropped})" if dropped else ""),
             f"rows out of order {self.late_rows}" + (" (sorted)" if self.late_rows else ""),
