@@ -55,6 +55,7 @@ def compare_settings(
     if noise is not None and candidate[1][0].params != reference[1][0].params:
         paired = _widened(paired, noise, Counter(replay.regime for replay in reference[1]))
     verdict, sentence = _judge(candidate, reference, paired, preferred, spec, noise, simulator_error_pct)
+    same = acted_alike(candidate[1], reference[1])
     return Comparison(
         candidate=candidate[0],
         reference=reference[0],
@@ -70,7 +71,8 @@ def compare_settings(
         confidence=paired.confidence,
         verdict=verdict,
         sentence=sentence,
-        costs=[] if acted_alike(candidate[1], reference[1]) else choose.costs(paired, preferred),
+        costs=[] if same else choose.costs(paired, preferred),
+        did_the_same=same,
     )
 
 

@@ -165,7 +165,8 @@ class Comparison(_Model):
     overall: metric name to effect, geometric mean over regimes. regimes: regime to metric name to effect.
     share_faster, share_slower: of the matched requests, by more than `tie_s` seconds; with the bootstrap interval.
     verdict: on the preferred objective, `unchanged` where both are one setting; sentence: the same in words.
-    costs: in words, metrics that are clearly worse, and regimes where a preferred one is.
+    costs: in words, metrics that are clearly worse, and regimes where a preferred one is. did_the_same: at every step of
+    these traces; what was measured between them is noise then.
     """
 
     candidate: str
@@ -183,6 +184,7 @@ class Comparison(_Model):
     verdict: Verdict
     sentence: str
     costs: list[str] = []
+    did_the_same: bool = False
 
     def word(self, simulator_error_pct: float | None) -> str:
         """The verdict; one that rests on less than the simulator's own error is one in the simulator."""

@@ -119,7 +119,7 @@ def costs(results: StudyResults) -> tuple[str, ...]:
     lines = []
     for other in (roles.reference_role(results), BEST_STATIC, TUNED):
         comparison = _other(results, other, subject)
-        if comparison is None:
+        if comparison is None or comparison.did_the_same:
             continue
         named = list(_cost_items(results, comparison, names_doubts=other == BEST_STATIC))
         if named:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from autotune.cli import console, server_options, worker
+from autotune.cli import console, server_block, worker
 from autotune.cli.settings import profile_option
 from autotune.progress import Progress, Silent, Together
 from autotune.settings import parse_setting
@@ -70,10 +70,10 @@ def tune(
             show_default=False,
         ),
     ] = None,
-    server_url: server_options.ServerUrl = None,
-    settings_file: server_options.SettingsFile = None,
-    token_file: server_options.TokenFile = None,
-    restart_per_trial: server_options.RestartPerTrial = False,
+    server_url: server_block.ServerUrl = None,
+    settings_file: server_block.SettingsFile = None,
+    token_file: server_block.TokenFile = None,
+    restart_per_trial: server_block.RestartPerTrial = False,
     storage: worker.Storage = None,
     heartbeat: worker.HeartbeatEvery = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no summary.")] = False,
@@ -94,7 +94,7 @@ def tune(
         {
             "trials": trials, "time_budget": time_budget, "sampler": sampler, "seed": seed, "prefer": prefer,
             "profile": profile_option(profile) if profile else None, "random_arm": random_arm, "simulate": simulate,
-            "server": server_options.server_block(spec, server_url, settings_file, token_file, restart_per_trial),
+            "server": server_block.as_block(spec, server_url, settings_file, token_file, restart_per_trial),
         },
     )  # fmt: skip
     path = run or Path("runs") / spec.name
@@ -124,10 +124,10 @@ def sweep(
         typer.Option("--setting", "-s", help="A further setting; repeat for more.", show_default=False),
     ] = None,
     run: Annotated[Path | None, typer.Option(help="Run folder; default runs/NAME.", show_default=False)] = None,
-    server_url: server_options.ServerUrl = None,
-    settings_file: server_options.SettingsFile = None,
-    token_file: server_options.TokenFile = None,
-    restart_per_trial: server_options.RestartPerTrial = False,
+    server_url: server_block.ServerUrl = None,
+    settings_file: server_block.SettingsFile = None,
+    token_file: server_block.TokenFile = None,
+    restart_per_trial: server_block.RestartPerTrial = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
     json_output: Json = False,
 ) -> None:
@@ -138,7 +138,7 @@ def sweep(
     from autotune.spec import load_spec
 
     spec = load_spec(study)
-    server = server_options.server_block(spec, server_url, settings_file, token_file, restart_per_trial)
+    server = server_block.as_block(spec, server_url, settings_file, token_file, restart_per_trial)
     spec = _override(spec, str(study), {"server": server})
     extra = [parse_setting(text) for text in setting or ()]
     from autotune import metrics

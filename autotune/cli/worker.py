@@ -9,7 +9,7 @@ import typer
 from rich.markup import escape
 
 from autotune import interrupt
-from autotune.cli import console, server_options
+from autotune.cli import console, server_block
 from autotune.distributed.beats import HEARTBEAT_S
 from autotune.distributed.per_gpu import parse_gpus, run_workers
 from autotune.distributed.url import VARIABLE, StorageUrl
@@ -88,9 +88,9 @@ def worker(
         str | None, typer.Option(help="Take no new trial after this long: 45m, 2h.", show_default=False)
     ] = None,
     heartbeat: HeartbeatEvery = None,
-    server_url: server_options.ServerUrl = None,
-    settings_file: server_options.SettingsFile = None,
-    token_file: server_options.TokenFile = None,
+    server_url: server_block.ServerUrl = None,
+    settings_file: server_block.SettingsFile = None,
+    token_file: server_block.TokenFile = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress; messages stay.")] = False,
     json_output: Annotated[bool, typer.Option("--json", help="Print JSON on stdout, for pipes.")] = False,
 ) -> None:
@@ -120,7 +120,7 @@ def worker(
         if code:
             raise typer.Exit(code)
         return
-    server = server_options.server_block(spec, server_url, settings_file, token_file)
+    server = server_block.as_block(spec, server_url, settings_file, token_file)
     changed = {key: value for key, value in {"server": server, "time_budget": time_budget}.items() if value is not None}
     if changed:
         spec = parse_spec({**spec.model_dump(), **changed}, f"{study} with the command's options")

@@ -14,7 +14,7 @@ import pytest
 from live_study import REFERENCE, command, environment, get, live, plan_of, static, write_study
 from traffic import trace, wait_until
 
-from autotune.cli.server_options import server_block
+from autotune.cli.server_block import as_block
 from autotune.replay.run import replay
 from autotune.server_settings import RouteChannel, read_token
 from autotune.spec import load_spec
@@ -209,7 +209,7 @@ def test_a_url_on_the_command_line_leaves_out_what_belongs_to_a_server_of_our_ow
     spec = load_spec(
         write_study(tmp_path, {"flags": ["--dtype", "auto"], "wrapper": ["env"], "environment": {"A": "b"}})
     )
-    server = server_block(spec, "http://127.0.0.1:1", None, Path("token"))
+    server = as_block(spec, "http://127.0.0.1:1", None, Path("token"))
     assert server is not None
     assert (server["url"], server["flags"], server["wrapper"], server["environment"]) == (
         "http://127.0.0.1:1",
@@ -219,9 +219,9 @@ def test_a_url_on_the_command_line_leaves_out_what_belongs_to_a_server_of_our_ow
     )
     assert server["token_file"] == str(Path("token").resolve())
     with pytest.raises(InvalidInput, match="--settings-file and --token-file go with --server-url"):
-        server_block(spec, None, Path("x"), None)
-    assert server_block(spec, None, None, None) is None
-    restarts = server_block(spec, None, None, None, restart_per_trial=True)
+        as_block(spec, None, Path("x"), None)
+    assert as_block(spec, None, None, None) is None
+    restarts = as_block(spec, None, None, None, restart_per_trial=True)
     assert restarts is not None
     assert (restarts["restart_per_trial"], restarts["flags"]) == (True, ("--dtype", "auto"))
 

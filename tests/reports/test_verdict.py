@@ -48,6 +48,13 @@ def test_the_headline_of_an_exported_tuned_setting_is_its_verdict(study):
     assert head.exported_role == "tuned"
 
 
+def test_settings_that_did_the_same_cost_each_other_nothing(study):
+    slower = with_effects(study, 0, gain(5.0) | {TPOT: effect(-20.0, -25.0, -15.0)})
+    assert any("paper default" in line for line in verdict.costs(slower))
+    alike = [slower.comparisons[0].model_copy(update={"did_the_same": True}), *slower.comparisons[1:]]
+    assert not any("paper default" in line for line in verdict.costs(slower.model_copy(update={"comparisons": alike})))
+
+
 def test_where_a_static_budget_is_exported_the_headline_says_that_p_pas_is_not_needed():
     head = verdict.headline(odd_studies.static_exported())
     assert (head.word, head.tone) == ("Better without P-PAS", "good")

@@ -38,7 +38,7 @@ RestartPerTrial = Annotated[
 ]
 
 
-def server_block(
+def as_block(
     spec: StudySpec,
     url: str | None,
     settings_file: Path | None,
