@@ -68,7 +68,7 @@ def test_the_choices_are_keywords_and_the_first_is_the_default(results: StudyRes
     [
         ("frontt", {}, "no figure 'frontt'; did you mean 'front'"),
         ("load", {"metrik": "x"}, "no choice 'metrik'; did you mean 'metric'"),
-        ("load", {"metric": "Mean latency"}, "metric is 'Mean latency'"),
+        ("load", {"metric": "Mean lateness"}, "metric is 'Mean lateness'"),
     ],
 )
 def test_what_is_not_there_is_refused_with_what_is(
