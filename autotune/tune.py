@@ -102,6 +102,11 @@ class _Tuner:
             if self.shared is None
             else self.shared.search(study)
         )
+        if self.shared is not None and self.run.results.exists() and not search.trials():
+            raise InvalidInput(
+                f"{self.run.path}: the storage holds no trial of this finished study; name the storage that it was measured "
+                "in, or another --run"
+            )
         measured = self.searching.search(search, len(plan.in_space) + spec.trials)
         if self.foresight is not None:
             self.foresight.conclude(measured)

@@ -14,8 +14,10 @@ from test_sharing import sqlite, take_part
 from autotune import interrupt
 from autotune.distributed.storage import Patience
 from autotune.distributed.url import StorageUrl
+from autotune.distributed.work import Shared
 from autotune.plan import make_plan
-from ppas_core.errors import NoResult
+from autotune.tune import tune
+from ppas_core.errors import InvalidInput, NoResult
 
 LONG = {**STUDY["workload"], "phase_s": 2000}
 KNOWN = len(make_plan(spec()).in_space)
@@ -115,3 +117,15 @@ def test_two_leaders_that_start_at_once_on_an_empty_storage_measure_one_study_an
     assert one == two
     assert len(one) == KNOWN + 4
     assert results(leaders[0])["exported"] == results(leaders[1])["exported"]
+
+
+def test_a_finished_shared_study_is_not_searched_again_where_its_storage_has_no_trial_of_it(tmp_path: Path) -> None:
+    plan, run = make_plan(spec(trials=1, robustness_rates=[])), tmp_path / "leader"
+    tune(plan, run, shared=Shared(sqlite(tmp_path), say=print))
+    kept = (run / "results.json").read_bytes()
+    (tmp_path / "elsewhere").mkdir()
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="the storage holds no trial of this finished study"):
+            tune(plan, run, shared=Shared(sqlite(tmp_path / "elsewhere"), say=print))
+    assert (run / "results.json").read_bytes() == kept
+    tune(plan, run, shared=Shared(sqlite(tmp_path), say=print))
