@@ -14,9 +14,11 @@ from typing import Any
 import optuna
 import yaml
 from optuna.exceptions import StorageInternalError
+from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
 from small_study import SMALL
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
 
 from autotune.distributed.url import VARIABLE, StorageUrl
 from autotune.spec import StudySpec, parse_spec
@@ -69,8 +71,13 @@ class Trials:
         self._name = name
 
     def all(self) -> list[FrozenTrial]:
-        found = optuna.load_study(study_name=self._name, storage=self._url)
-        return found.get_trials(deepcopy=False)
+        # A connection for each look and none kept: a hundred looks would take all that a database has.
+        storage = RDBStorage(self._url, engine_kwargs={"poolclass": NullPool})
+        return optuna.load_study(study_name=self._name, storage=storage).get_trials(deepcopy=False)
+
+    def begun(self, owner: str) -> bool:
+        """Whether the worker ever took a trial."""
+        return any(trial.user_attrs.get("owner") == owner for trial in self.all())
 
     def running(self, owner: str) -> list[FrozenTrial]:
         """Trials that the worker measures at present, and has not measured yet."""
@@ -93,7 +100,7 @@ class Trials:
 
 def stop_in_mid_trial(worker: Process, trials: Trials) -> int:
     """Halts the worker (SIGSTOP) while it measures; the number of its trial."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         worker.process.send_signal(signal.SIGSTOP)  # so that what the storage says of it stays true
         if found := trials.running(worker.name):
@@ -103,7 +110,7 @@ def stop_in_mid_trial(worker: Process, trials: Trials) -> int:
     raise AssertionError("the worker was never seen in a trial")
 
 
-def wait_until(what: str, holds: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
+def wait_until(what: str, holds: Callable[[], bool], *, timeout_s: float = 180.0) -> None:
     deadline = time.monotonic() + timeout_s
     while True:
         try:

@@ -43,8 +43,8 @@ def test_ctrl_c_of_the_leader_finishes_with_what_there_is_ends_the_workers_and_t
     try:
         wait_until("both work", lambda: len(trials.done()) > KNOWN + 2 and bool(trials.by(worker.name)))
         leader.process.send_signal(signal.SIGINT)
-        assert leader.process.wait(timeout=90) == 0, leader.said()
-        assert worker.process.wait(timeout=60) == 0, worker.said()
+        assert leader.process.wait(timeout=240) == 0, leader.said()
+        assert worker.process.wait(timeout=240) == 0, worker.said()
     finally:
         leader.end()
         worker.end()
@@ -58,7 +58,7 @@ def test_ctrl_c_of_the_leader_finishes_with_what_there_is_ends_the_workers_and_t
     study = write(tmp_path, trials=begun - KNOWN + 2, robustness_rates=[])
     again = Process(study, where.full, leader.run, command="tune")
     try:
-        assert again.process.wait(timeout=90) == 0, again.said()
+        assert again.process.wait(timeout=240) == 0, again.said()
     finally:
         again.end()
     assert len(in_space(again)) == begun + 2 == len(trials.done())
@@ -74,7 +74,7 @@ def test_sigterm_of_the_leader_gives_its_trial_back_and_concludes_nothing(tmp_pa
     try:
         wait_until("it measures", lambda: len(trials.done()) >= KNOWN and bool(trials.running(leader.name)))
         leader.process.send_signal(signal.SIGTERM)
-        assert leader.process.wait(timeout=60) == 130, leader.said()
+        assert leader.process.wait(timeout=240) == 130, leader.said()
     finally:
         leader.end()
     assert not (leader.run / "results.json").exists()
@@ -106,7 +106,7 @@ def test_two_leaders_that_start_at_once_on_an_empty_storage_measure_one_study_an
     leaders = [Process(study, server.url(), tmp_path / name, command="tune") for name in ("one", "two")]
     try:
         for leader in leaders:
-            assert leader.process.wait(timeout=120) == 0, leader.said()
+            assert leader.process.wait(timeout=240) == 0, leader.said()
     finally:
         for leader in leaders:
             leader.end()

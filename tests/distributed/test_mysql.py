@@ -33,12 +33,12 @@ def test_workers_on_mysql_measure_exactly_the_trials_asked_for_though_one_and_th
         wait_until("it measures", lambda: bool(trials.running(killed.name)))
         abandoned = stop_in_mid_trial(killed, trials)
         killed.process.kill()
-        wait_until("the others work", lambda: all(trials.running(worker.name) for worker in others))
+        wait_until("the others work", lambda: all(trials.begun(worker.name) for worker in others))
         mysql.kill()
         time.sleep(2)
         mysql.start()
         for worker in others:
-            assert worker.process.wait(timeout=120) == 0, worker.said()
+            assert worker.process.wait(timeout=240) == 0, worker.said()
     finally:
         for worker in workers:
             worker.end()

@@ -30,7 +30,7 @@ def chat(think_s: float = 0.05) -> Trace:
 
 
 def run(url: str, over: Trace, **options: Any) -> ReplayOutcome:
-    given = {"cache_salt": "salt", "timeout_s": 10.0, "vocabulary": Vocabulary(1000), **options}
+    given = {"cache_salt": "salt", "timeout_s": 10.0, "vocabulary": Vocabulary(1000), "max_lag_s": 5.0, **options}
     return replay(url, over, model="tiny", **given)
 
 
