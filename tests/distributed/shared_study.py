@@ -69,11 +69,12 @@ class Trials:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._url = StorageUrl.parse(url).full
         self._name = name
+        self._storage: RDBStorage | None = None
 
     def all(self) -> list[FrozenTrial]:
-        # A connection for each look and none kept: a hundred looks would take all that a database has.
-        storage = RDBStorage(self._url, engine_kwargs={"poolclass": NullPool})
-        return optuna.load_study(study_name=self._name, storage=storage).get_trials(deepcopy=False)
+        if self._storage is None:  # made once: that takes longer than a trial. Its server may end: no connection is kept
+            self._storage = RDBStorage(self._url, engine_kwargs={"poolclass": NullPool})
+        return optuna.load_study(study_name=self._name, storage=self._storage).get_trials(deepcopy=False)
 
     def begun(self, owner: str) -> bool:
         """Whether the worker ever took a trial."""
