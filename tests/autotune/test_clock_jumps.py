@@ -50,9 +50,36 @@ class WallClock:
         part.replace(self._file)
 
 
+SITE = """
+import os, time
+_time, _time_ns = time.time, time.time_ns
+def _ahead_s():
+    with open(os.environ["TEST_CLOCK_FILE"]) as file:
+        return int(file.read())
+time.time = lambda: _time() + _ahead_s()
+time.time_ns = lambda: _time_ns() + 10**9 * _ahead_s()
+"""
+
+
+class PythonClock(WallClock):
+    """The same for Python's `time` alone: under libfaketime a jump may end `time.sleep` of Python 3.11 with EINVAL."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder / "ahead")
+        (folder / "sitecustomize.py").write_text(SITE)
+        self.environment = {
+            **ENVIRONMENT, "PYTHONPATH": f"{folder}{os.pathsep}{ROOT}", "TEST_CLOCK_FILE": str(folder / "ahead"),
+        }  # fmt: skip
+
+
 @pytest.fixture
 def clock(tmp_path: Path) -> WallClock:
     return WallClock(tmp_path / "ahead")
+
+
+@pytest.fixture
+def python_clock(tmp_path: Path) -> PythonClock:
+    return PythonClock(tmp_path)
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
@@ -62,8 +89,10 @@ def wait_for(condition: Callable[[], object], seconds: float = 120) -> None:
         time.sleep(0.02)
 
 
-def test_the_clock_really_jumps_for_the_processes_of_these_tests(clock: WallClock) -> None:
+@pytest.mark.parametrize("which", ["clock", "python_clock"])
+def test_the_clock_really_jumps_for_the_processes_of_these_tests(which: str, request: pytest.FixtureRequest) -> None:
     """And their monotonic clock does not, which a later process compares with its own."""
+    clock: WallClock = request.getfixturevalue(which)
     code = "import time; print(time.time(), time.monotonic())"
     for ahead_s in (0, HOUR_S, -HOUR_S):
         clock.set(ahead_s)
@@ -127,7 +156,7 @@ def test_a_study_in_which_the_clock_jumps_finds_the_same_and_its_status_stays_sa
     assert finished.state == "finished"
 
 
-def test_a_replay_in_which_the_clock_jumps_keeps_its_times(tmp_path: Path, clock: WallClock) -> None:
+def test_a_replay_in_which_the_clock_jumps_keeps_its_times(tmp_path: Path, python_clock: PythonClock) -> None:
     gap_s, count = 0.25, 16
     requests = tuple(TraceRequest(i * gap_s, 20, 4) for i in range(count))
     write_trace(Trace("slow", requests), tmp_path / "slow.jsonl")
@@ -135,16 +164,16 @@ def test_a_replay_in_which_the_clock_jumps_keeps_its_times(tmp_path: Path, clock
         [sys.executable, str(LIVE_TESTS / "openai_server.py"), json.dumps({"gap_s": 0.02})],
         stdout=subprocess.PIPE,
         text=True,
-        env=clock.environment,
+        env=python_clock.environment,
     )
     try:
         assert server.stdout is not None
         url = f"http://127.0.0.1:{int(server.stdout.readline())}"
         command = [sys.executable, "-m", "autotune.entry", "replay", "--url", url, "-t", str(tmp_path / "slow.jsonl")]
-        replay = subprocess.Popen([*command, "--json"], env=clock.environment, stdout=subprocess.PIPE)
+        replay = subprocess.Popen([*command, "--json"], env=python_clock.environment, stdout=subprocess.PIPE)
         for sent, ahead_s in ((4, HOUR_S), (10, -HOUR_S)):
             wait_for(partial(has_seen, url, sent))
-            clock.set(ahead_s)
+            python_clock.set(ahead_s)
         assert replay.stdout is not None
         told = json.loads(replay.stdout.read())
         replay.wait()

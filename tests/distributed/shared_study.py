@@ -72,7 +72,9 @@ class Trials:
         self._storage: RDBStorage | None = None
 
     def all(self) -> list[FrozenTrial]:
-        if self._storage is None:  # made once: that takes longer than a trial. Its server may end: no connection is kept
+        if (
+            self._storage is None
+        ):  # made once: that takes longer than a trial. Its server may end: no connection is kept
             self._storage = RDBStorage(self._url, engine_kwargs={"poolclass": NullPool})
         return optuna.load_study(study_name=self._name, storage=self._storage).get_trials(deepcopy=False)
 

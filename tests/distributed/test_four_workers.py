@@ -71,7 +71,7 @@ def test_four_workers_measure_exactly_the_trials_asked_for_though_one_is_killed_
     owners = {trial.user_attrs["owner"] for trial in done}
     assert {worker.name for worker in workers[1:]} <= owners
 
-    for worker in workers:
+    for worker in workers[1:]:  # the first may be killed in the trial that it had when the server stopped
         assert "is away" in worker.said()
         assert "is back after" in worker.said()
     assert max(float(found) for found in re.findall(r"is back after (\d+) s", cut.said())) >= CUT_S
