@@ -109,7 +109,7 @@ def stop_in_mid_trial(worker: Process, trials: Trials) -> int:
         if found := trials.running(worker.name):
             return found[0].number
         worker.process.send_signal(signal.SIGCONT)
-        time.sleep(0.2)
+        time.sleep(0.05)
     raise AssertionError("the worker was never seen in a trial")
 
 

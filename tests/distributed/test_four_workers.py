@@ -16,7 +16,7 @@ from autotune.plan import make_plan
 from autotune.progress import Silent
 
 LONG = {"family": "rag-bursts", "rates_per_s": [0.4, 1.0], "prompt_tokens": 4000, "phase_s": 2000}
-TRIALS = 24
+TRIALS = 96  # so many that each worker is at work when it is looked for
 DOWN_S = 5.0
 CUT_S = 60.0
 

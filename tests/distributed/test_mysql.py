@@ -11,7 +11,7 @@ from test_sharing import measured, sqlite, take_part
 from autotune.distributed.url import StorageUrl
 from autotune.plan import make_plan
 
-TRIALS = 24
+TRIALS = 48
 
 
 def test_one_worker_on_mysql_gives_the_study_that_sqlite_gives(mysql: MariaDb, tmp_path: Path) -> None:
