@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from live_study import REFERENCE, live, logs, own_server, plan_of, settings_seen, static, url_of, write_study
-from traffic import children, clients, is_gone, wait_until
+from traffic import children, clients, has_ended, wait_until
 
 from autotune.heartbeat import SEARCH_STAGE
 from autotune.progress import Silent
@@ -156,7 +156,7 @@ def test_a_server_that_ends_between_trials_is_replaced_at_nobodys_expense(tmp_pa
         evaluator.replay(REFERENCE, plan.tuning[0])
         stand_in = next(pid for pid in _stand_ins(tmp_path))
         os.kill(stand_in, signal.SIGKILL)
-        wait_until(lambda: all(is_gone(pid) for pid in children(os.getpid(), "autotune.server_guard")))
+        wait_until(lambda: all(map(has_ended, children(os.getpid(), "autotune.server_guard"))))
         replay = evaluator.replay(PolicyParams.static(256, max_num_seqs=16), plan.tuning[0])
         assert not replay.requests.failures()
     assert any("replacing the server between trials" in text for text in said)
@@ -172,7 +172,7 @@ def test_a_killed_guard_leaves_no_server_even_behind_a_wrapper_that_is_no_exec(t
         assert len(_stand_ins(tmp_path)) >= 2
         (guard,) = children(os.getpid(), "autotune.server_guard")
         os.kill(guard, signal.SIGKILL)
-        wait_until(lambda: is_gone(guard))
+        wait_until(lambda: has_ended(guard))
         assert not evaluator.replay(REFERENCE, plan.tuning[0]).requests.failures()
         wait_until(lambda: len(_stand_ins(tmp_path)) == 2)  # the first server is gone, the second serves
     wait_until(lambda: not _stand_ins(tmp_path))

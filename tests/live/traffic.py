@@ -39,6 +39,14 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+def has_ended(child: int) -> bool:
+    """Whether a wait for our child would return: only once its last thread is gone, later than `is_gone`."""
+    try:
+        return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True  # it was waited for
+
+
 def wait_until(condition: Callable[[], object], timeout_s: float = 15.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
