@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from autotune import choose, interrupt
+from autotune import choose, interrupt, stages
 from autotune.measure import Measurement
 from autotune.plan import CONFIRMED
 from autotune.study import SearchTrial
@@ -34,7 +34,7 @@ def confirm(study: Measurement, trials: Sequence[SearchTrial]) -> list[SearchTri
         return found
     best = min(scores.values())
     near = sorted((place for place in scores if scores[place] <= best * (1 + reach)), key=scores.__getitem__)
-    study.progress.begin("Measuring the best settings again", min(CONFIRMED, len(near)) * repeats)
+    study.progress.begin(stages.CONFIRMATION, min(CONFIRMED, len(near)) * repeats)
     for place in near[:CONFIRMED]:
         trial = found[place]
         outcomes = [trial.outcome]

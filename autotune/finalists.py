@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
-from autotune import aggregate, metrics
+from autotune import aggregate, metrics, stages
 from autotune.compare import compare_settings
 from autotune.export import write_vllm_config
 from autotune.live import LiveEvaluator
@@ -48,7 +48,7 @@ def replay_held_out(study: Measurement, finalists: dict[str, PolicyParams]) -> d
     roles = list(finalists)
     replays: dict[str, list[Replay]] = {role: [] for role in roles}
     others = _other_statics(study, finalists) if not isinstance(plan.evaluator, LiveEvaluator) else []
-    progress.begin("Replaying held-out traces", len(plan.held_out) * len(roles) + len(others))
+    progress.begin(stages.HELD_OUT, len(plan.held_out) * len(roles) + len(others))
     measured: dict[tuple[PolicyParams, str], Replay] = {}
     turns = _kept_folder(study, "turns", finalists.values())
     for number, trace in enumerate(plan.held_out):
@@ -107,7 +107,7 @@ def check_cold(study: Measurement, exported: PolicyParams, hot: Sequence[Replay]
     traces = plan.held_out[:_COLD_TRACES]
     metric = study.preferred[0]
     folder = _kept_folder(study, "cold", [exported])
-    study.progress.begin("Checking the export on a cold server", len(traces))
+    study.progress.begin(stages.COLD, len(traces))
     cold: list[Replay] = []
     try:
         with contextlib.ExitStack() as stack:

@@ -22,8 +22,6 @@ from ppas_core.plain_json import dump_json
 
 FILE: Final = "progress.json"
 VERSION: Final = 1
-SEARCH_STAGE: Final = "Searching"
-"""The stage whose steps are the study's trials."""
 _STAGES_KEPT: Final = 50
 
 State = Literal["running", "finished", "interrupted", "failed"]

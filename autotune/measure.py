@@ -10,7 +10,7 @@ from typing import Final
 
 import numpy as np
 
-from autotune import aggregate, choose, metrics, study_noise
+from autotune import aggregate, choose, metrics, stages, study_noise
 from autotune.compare import COMPARED
 from autotune.live import LiveEvaluator
 from autotune.machine_load import LoadWatch
@@ -233,7 +233,7 @@ class Measurement:
     def _measure_noise(self) -> tuple[StudyNoise, study_noise.Runs, str]:
         """The A/A test, its values, and the machine's load meanwhile in words."""
         plan, watch = self.plan, LoadWatch()
-        self.progress.begin("Measuring the noise (reference against itself)", NOISE_RUNS * len(plan.tuning) + 1)
+        self.progress.begin(stages.NOISE, NOISE_RUNS * len(plan.tuning) + 1)
         rows: dict[str, list[list[float]]] = {
             name: [[self.base.by_trace[trace.name][name] for trace in plan.tuning]] if self.base.by_trace else []
             for name in self.objectives

@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from autotune.heartbeat import SEARCH_STAGE
+from autotune import stages
 from autotune.plan import CONFIRMED, FINALISTS, NOISE_RUNS, REFERENCE_EVERY, Plan
 from autotune.records import Origin
-
-NOISE_STAGE: Final = "Measuring the noise (reference against itself)"
-CALIBRATION_STAGE: Final = "Calibrating"
-CONFIRMATION_STAGE: Final = "Measuring the best settings again"
-HELD_OUT_STAGE: Final = "Replaying held-out traces"
-COLD_STAGE: Final = "Checking the export on a cold server"
 
 
 def planned_stages_s(plan: Plan) -> dict[str, float]:
@@ -29,10 +21,10 @@ def planned_stages_s(plan: Plan) -> dict[str, float]:
     colds = int(server is not None and server.cold_check and server.url is None)
     per_finalist_s = found.finalists_s / (FINALISTS + colds)
     return {
-        NOISE_STAGE: NOISE_RUNS * per_setting_s,
-        CALIBRATION_STAGE: found.calibration_s,
-        SEARCH_STAGE: search_s if budget_s is None else min(search_s, budget_s),
-        CONFIRMATION_STAGE: CONFIRMED * per_setting_s,
-        HELD_OUT_STAGE: FINALISTS * per_finalist_s,
-        COLD_STAGE: colds * per_finalist_s,
+        stages.NOISE: NOISE_RUNS * per_setting_s,
+        stages.CALIBRATION: found.calibration_s,
+        stages.SEARCH: search_s if budget_s is None else min(search_s, budget_s),
+        stages.CONFIRMATION: CONFIRMED * per_setting_s,
+        stages.HELD_OUT: FINALISTS * per_finalist_s,
+        stages.COLD: colds * per_finalist_s,
     }

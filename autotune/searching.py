@@ -8,9 +8,8 @@ from functools import partial
 from math import inf
 from typing import Final
 
-from autotune import aggregate, choose, interrupt
+from autotune import aggregate, choose, interrupt, stages
 from autotune.foresight.stage import Foresight
-from autotune.heartbeat import SEARCH_STAGE
 from autotune.measure import Measurement
 from autotune.plan import REFERENCE_EVERY
 from autotune.race import Race, in_turn
@@ -47,7 +46,7 @@ class Searching:
         budget_s = self._spec.time_budget_s()
         spent_s = sum(trial.outcome.duration_s + trial.outcome.starting_s for trial in done)
         started = time.perf_counter()
-        progress.begin(SEARCH_STAGE, total, len(done))
+        progress.begin(stages.SEARCH, total, len(done))
         best = self._best(done)
         for number in range(REFERENCE_EVERY, len(done) + 1, REFERENCE_EVERY):
             self._watch_drift(number)  # measured by an earlier process, and read back

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from autotune import aggregate, choose
-from autotune.heartbeat import FILE, SEARCH_STAGE, boot_id, process_start
+from autotune.heartbeat import FILE, boot_id, process_start
 from autotune.results import StudyResults
 from autotune.runversion import require_readable_run
 from autotune.spec import StudySpec, TraceFiles, load_spec
+from autotune.stages import SEARCH
 from ppas_core.errors import InvalidInput, PpasError
 from ppas_core.plain_json import finite, load_json
 from ppas_core.policy import PolicyParams
@@ -140,7 +141,7 @@ class Watch:
             key=lambda line: -(line.gain_pct or 0.0),
             default=None,
         )
-        total = next((stage["total"] for stage in reversed(stages) if stage["stage"] == SEARCH_STAGE), None)
+        total = next((stage["total"] for stage in reversed(stages) if stage["stage"] == SEARCH), None)
         stage_eta_s = _number(beat.get("eta_s")) if state == "running" else None
         return RunStatus(
             path=str(self.path),
@@ -239,10 +240,10 @@ class Watch:
             left_s = stage_eta_s
             if left_s is None and stage in planned:
                 left_s = planned[stage] * (1 - stages[-1]["done"] / max(1, stages[-1]["total"]))
-            if left_s is not None and stage == SEARCH_STAGE:
+            if left_s is not None and stage == SEARCH:
                 left_s = self._in_budget(left_s, trials)
             return (left_s or 0.0) + _planned_after_s(planned, stages)
-        if stage_eta_s is None or stage != SEARCH_STAGE:
+        if stage_eta_s is None or stage != SEARCH:
             return stage_eta_s if beat.get("command") != "tune" else None
         took = [line.duration_s for line in trials if line.duration_s is not None and line.reason is None]
         if not took:

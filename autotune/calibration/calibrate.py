@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from autotune import interrupt, metrics, provenance
+from autotune import interrupt, metrics, provenance, stages
 from autotune.calibration.device import device_name
 from autotune.calibration.replays import DEFAULT_TARGET_S, Aim, Pace, check_seconds, check_trace
 from autotune.calibration.replays import plan as replays_of
@@ -130,7 +130,7 @@ def calibrate(
         evaluator = replace(evaluator, record_steps=True)
     started = time.perf_counter()
     aim = Aim.of(traces, budgets, max_num_seqs)
-    progress.begin("Calibrating", 1)
+    progress.begin(stages.CALIBRATION, 1)
     params, trace = aim.first
     first = evaluator.replay(params, trace)
     _require_usable(first)
@@ -154,7 +154,7 @@ def calibrate(
     measured: list[Replay] = [first]
     checked: list[Replay] = []
     failed: dict[str, str] = {}
-    progress.begin("Calibrating", len(planned) + len(checks))
+    progress.begin(stages.CALIBRATION, len(planned) + len(checks))
     for place, (params, trace) in enumerate([*planned, *checks]):
         interrupt.check()
         try:

@@ -11,14 +11,13 @@ from typing import Final
 
 from optuna.storages import BaseStorage
 
-from autotune import interrupt
+from autotune import interrupt, stages
 from autotune.distributed import agreement
 from autotune.distributed.beats import HEARTBEAT_S
 from autotune.distributed.shared import SharedSearch, register
 from autotune.distributed.storage import OUTAGE_S, Patience, open_storage
 from autotune.distributed.url import StorageUrl
 from autotune.foresight.stage import Foresight
-from autotune.heartbeat import SEARCH_STAGE
 from autotune.measure import Measurement
 from autotune.plan import REFERENCE_EVERY, Plan
 from autotune.progress import Progress
@@ -117,7 +116,7 @@ class SharedSearching(Searching):
         done, mine = search.trials(), search.mine()
         race = self._race([trial for trial in done if trial.number in mine])
         budget_s, started = self._spec.time_budget_s(), time.perf_counter()
-        progress.begin(SEARCH_STAGE, search.total, len(done))
+        progress.begin(stages.SEARCH, search.total, len(done))
         for number in range(REFERENCE_EVERY, len(mine) + 1, REFERENCE_EVERY):
             self._watch_drift(number)
         while len(done) < search.total:

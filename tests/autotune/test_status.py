@@ -14,6 +14,7 @@ from small_study import write_study
 from terminal import COMMAND, ENVIRONMENT, on_a_terminal
 from typer.testing import CliRunner
 
+from autotune import stages
 from autotune.cli import app
 from autotune.heartbeat import FILE
 from autotune.plan import make_plan
@@ -295,7 +296,8 @@ def test_the_stages_that_a_live_plan_names_are_the_ones_that_a_study_begins(tmp_
     plan = make_plan(load_spec(ROOT / "examples/live-cpu.yaml"), ROOT / "examples")
     planned = planned_stages_s(plan)
     sources = "".join(file.read_text() for file in (ROOT / "autotune").rglob("*.py") if file.name != "planned.py")
-    assert all(f'"{stage}"' in sources for stage in planned)
+    names = {value: name for name, value in vars(stages).items() if name.isupper()}
+    assert all(f"begin(stages.{names[stage]}, " in sources for stage in planned)
     assert sum(planned.values()) == pytest.approx(plan.estimate().total_s())
     assert min(planned.values()) > 0
     assert planned_stages_s(make_plan(load_spec(ROOT / "examples/demo.yaml"), ROOT / "examples")) == {}

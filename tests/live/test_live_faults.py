@@ -12,7 +12,7 @@ import pytest
 from live_study import REFERENCE, live, logs, own_server, plan_of, settings_seen, static, url_of, write_study
 from traffic import children, clients, has_ended, wait_until
 
-from autotune.heartbeat import SEARCH_STAGE
+from autotune import stages
 from autotune.progress import Silent
 from autotune.results import StudyResults
 from autotune.runfolder import folder_name
@@ -139,7 +139,7 @@ class _BreaksAfterTheReference(Silent):
         self.searching = False
 
     def begin(self, stage: str, total: int, done: int = 0) -> None:
-        self.searching = stage == SEARCH_STAGE
+        self.searching = stage == stages.SEARCH
 
     def advance(self, note: str = "") -> None:
         if self.searching:
