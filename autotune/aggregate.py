@@ -95,6 +95,11 @@ def is_measurable(low_pct: float, high_pct: float) -> bool:
     return (100 - low_pct) <= _WIDEST * (100 - high_pct)
 
 
+def is_within_error(improvement_pct: float, simulator_error_pct: float | None) -> bool:
+    """Whether a change is smaller than the simulator's own error; not where that is unknown, or nothing is simulated."""
+    return simulator_error_pct is not None and abs(improvement_pct) < simulator_error_pct
+
+
 def client_lag(replays: Iterable[Replay]) -> dict[str, float] | None:
     """How late the client of live replays was: the highest p50_s, p99_s and max_s of them, and how many replays had to
     be repeated for it (`repeated`). None where nothing was live.

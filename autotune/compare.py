@@ -129,17 +129,14 @@ def _judge(
             else f"No clear winner between {names[0]} and {names[1]}: they did the same at every step of these traces."
         )
     verdict = choose.verdict(paired, preferred, min_gain_pct=spec.min_gain_pct, floor_pct=floor_pct)
-    is_won = verdict in ("better", "worse") and _is_within(paired, preferred, simulator_error_pct)
-    sentence = choose.sentence(*names, paired, preferred, verdict, origin, simulator_error_pct if is_won else None)
+    is_within = verdict in ("better", "worse") and aggregate.is_within_error(
+        paired.overall[preferred[0]].value, simulator_error_pct
+    )
+    sentence = choose.sentence(*names, paired, preferred, verdict, origin, simulator_error_pct if is_within else None)
     if verdict == "inconclusive":
         seconds = sum(metrics.makespan_s(replay.requests) for replay in (*candidate[1], *reference[1]))
         sentence = f"{sentence} {_needed(paired, preferred, spec.min_gain_pct, origin, seconds)}"
     return verdict, sentence
-
-
-def _is_within(paired: PairedComparison, preferred: Sequence[str], error_pct: float | None) -> bool:
-    """Whether the effect on the first preferred metric is smaller than the simulator's own error."""
-    return error_pct is not None and abs(paired.overall[preferred[0]].value) < error_pct
 
 
 def _needed(

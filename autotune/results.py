@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from autotune.aggregate import is_measurable
+from autotune.aggregate import is_measurable, is_within_error
 from autotune.records import Origin
 from ppas_core.errors import InvalidInput
 from ppas_core.files import write_atomically
@@ -189,7 +189,7 @@ class Comparison(_Model):
     def word(self, simulator_error_pct: float | None) -> str:
         """The verdict; one that rests on less than the simulator's own error is one in the simulator."""
         effect = self.overall.get(self.preferred_metric)
-        is_within = effect is not None and abs(effect.improvement_pct) < (simulator_error_pct or 0.0)
+        is_within = effect is not None and is_within_error(effect.improvement_pct, simulator_error_pct)
         return f"{self.verdict} in the simulator" if is_within and self.verdict in ("better", "worse") else self.verdict
 
 

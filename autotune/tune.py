@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from autotune import choose, interrupt, landscape, metrics, pareto, provenance
+from autotune import aggregate, choose, interrupt, landscape, metrics, pareto, provenance
 from autotune.alike import behaviour
 from autotune.compare import held_out_result
 from autotune.confirm import confirm
@@ -420,10 +420,8 @@ class _Tuner:
         notes += self.plan.evaluator.doubts(pick, [*self.plan.tuning, *self.plan.held_out])
         comparison = comparisons[0]
         error_pct = self.plan.evaluator.error_pct
-        if (
-            comparison.verdict == "better"
-            and error_pct is not None
-            and (gain_pct := comparison.overall[self.preferred[0]].improvement_pct) < error_pct
+        if comparison.verdict == "better" and aggregate.is_within_error(
+            gain_pct := comparison.overall[self.preferred[0]].improvement_pct, error_pct
         ):
             notes.append(
                 f"the gain of {gain_pct:.1f} % is within the simulator's own error of {error_pct:.1f} % on published "

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from autotune import choose
+from autotune import aggregate, choose
 from autotune.records import Origin
 from autotune.results import Comparison, Effect, StudyResults
 from reports import roles
@@ -202,7 +202,7 @@ def _title(results: StudyResults, main: Comparison) -> tuple[str, str]:
         title = capitalised(f"{candidate} is {main.verdict} than {reference}")
         effect = main.overall.get(main.preferred_metric)
         error_pct = results.simulator_error_pct
-        if effect is None or error_pct is None or abs(effect.improvement_pct) >= error_pct:
+        if effect is None or not aggregate.is_within_error(effect.improvement_pct, error_pct):
             return word, title
         return f"{word} in the simulator", f"{title}, but within the simulator's own error of {error_pct:.1f} %"
     if main.verdict == "no clear winner":
