@@ -54,7 +54,7 @@ class TrialLine:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Conclusion:
     """What a finished study came to: the pick as it was compared, what was exported, and in which role."""
 
     pick: str
@@ -87,7 +87,7 @@ class RunStatus:
     trials_done: int
     trials_total: int | None
     best: TrialLine | None
-    outcome: Outcome | None
+    outcome: Conclusion | None
     failures: dict[str, int]
     trials_stopped: int
     stage_eta_s: float | None
@@ -285,11 +285,11 @@ class Watch:
             )
         return f"{found}; on tuning traces, held-out traces decide"
 
-    def _outcome(self, state: RunState) -> Outcome | None:
+    def _outcome(self, state: RunState) -> Conclusion | None:
         results = self._read_results() if state == "finished" and self._results_file.is_file() else None
         if not isinstance(results, StudyResults):
             return None
-        return Outcome(results.pick.label, results.exported.label, results.exported_role)
+        return Conclusion(results.pick.label, results.exported.label, results.exported_role)
 
     def _visible_pct(self) -> float | None:
         try:
