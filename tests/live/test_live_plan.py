@@ -108,6 +108,7 @@ def test_the_live_examples_plan_what_their_comments_say(name: str, waits: bool) 
     plan = make_plan(load_spec(path), path.parent)
     assert isinstance(plan.evaluator, LiveEvaluator)
     assert (plan.reference == replace(published("ppas"), max_num_seqs=16)) == waits
-    # On two cores a prompt of 4,000 tokens takes about 0.1 s: only live-cpu asks for more prompt tokens than they compute.
+    # Measured on two cores: a prompt of 1,500 tokens takes about 0.13 s with small-qwen2 and 0.02 s with tiny-qwen2.
+    token_s = {"small-qwen2": 0.13 / 1500, "tiny-qwen2": 0.02 / 1500}[Path(str(plan.spec.server.model)).name]
     asked = [sum(r.prompt_tokens for r in trace.requests) / trace.requests[-1].arrival_s for trace in plan.tuning]
-    assert all((tokens_per_s > 15_000) == waits for tokens_per_s in asked), asked
+    assert (max(asked) * token_s > 0.6) == waits, asked
