@@ -406,6 +406,11 @@ class _Tuner:
             if not _setting(picked).is_static:
                 why = f"on the tuning traces {picked.setting.label} never capped a step, so it was nothing else"
             notes.append(f"the pick is a static budget of {pick.b_max}: {why}")
+        notes += [
+            f"the pick has the {end} {name} of the search space, {getattr(pick, name)}: what lies beyond may be better still"
+            for name, end in self.plan.space.ends(pick).items()
+            if getattr(pick, name) != getattr(self.plan.reference, name)
+        ]
         if comparisons[1].verdict == "worse":
             notes.append(
                 f"the pick is clearly worse than the best static budget, {self._best_static(trials).label()}, on held-out "

@@ -161,6 +161,22 @@ class Space(BaseModel):
         """Whether the space can produce these settings; of a static budget only b_max and max_num_seqs count."""
         return self._why_outside(params) is None
 
+    def ends(self, params: PolicyParams) -> dict[str, str]:
+        """The free knobs of `params` that are "lowest" or "highest" here; ends that no space can move do not count."""
+        ends: dict[str, str] = {}
+        for name in ("b_max", "max_num_seqs") if params.is_static else self.dimensions:
+            knob: Interval = getattr(self, name)
+            value, low, high = getattr(params, name), knob.values[0], knob.values[-1]
+            if name == "b_cap" and self._seqs_bound_caps:
+                low = max(low, params.max_num_seqs + 1)
+            if value is None or low >= high:
+                continue
+            if value == low > 1:
+                ends[name] = "lowest"
+            elif value == high and not getattr(knob, "off", False):  # beyond the highest threshold comes off
+                ends[name] = "highest"
+        return ends
+
     def coordinates(self, params: PolicyParams) -> dict[str, float | None]:
         """The plain values of the free knobs in `params`, in tokens or counts; t_large None is off."""
         values = {name: getattr(params, name) for name in self.dimensions}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from optuna.storages._cached_storage import _CachedStorage
-from small_study import small
+from small_study import SMALL, small
 
 from autotune.choose import exported_role
 from autotune.compare import compare_settings
@@ -237,6 +237,21 @@ def test_a_study_with_failing_settings_never_picks_one_and_says_how_many_failed(
     assert all(trial.reason == "the server died: out of memory" and not trial.on_front for trial in failed)
     assert results.trials[results.pick_trial].state == "ok"
     assert results.warnings[0].startswith(f"{len(failed)} of {len(results.trials)} trials failed")
+
+
+def test_a_pick_at_an_end_of_the_space_that_the_search_moved_to_is_said(tmp_path: Path) -> None:
+    changes = {"static_budgets": [4096, 16384], "workload": {**SMALL["workload"], "rates_per_s": [6.0]}}
+    space = {"preset": "ppas", "b_max": {"low": 4096, "high": 16384, "step": 4096}, "b_cap": 4096}
+    said = {}
+    for start in (8192, 16384):
+        reference = {"b_max": start, "b_cap": 2048, "n_th": 2, "scope": "prefill"}
+        results = tune(make_plan(small(**changes, space=space, reference=reference)), tmp_path / str(start))
+        assert results.trials[results.pick_trial].setting.to_params().b_max == 16384
+        said[start] = [note for note in results.warnings if "of the search space" in note]
+    assert said == {
+        8192: ["the pick has the highest b_max of the search space, 16384: what lies beyond may be better still"],
+        16384: [],
+    }
 
 
 def test_a_reference_that_cannot_be_measured_ends_the_study_at_once(

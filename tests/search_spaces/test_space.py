@@ -193,6 +193,44 @@ def test_the_cap_stays_within_the_range_between_the_sequence_cap_and_the_budget_
     assert unguarded.decode({"b_max": 12.0, "b_cap": 1.0}) == PolicyParams.static(4096)
 
 
+@pytest.mark.parametrize(
+    ("changes", "params", "ends"),
+    [
+        ({}, PolicyParams(2048, 64, 2), {"b_cap": "lowest"}),
+        ({}, PolicyParams(4096, 2048, 4), {"b_max": "highest", "b_cap": "highest", "n_th": "highest"}),
+        ({}, PolicyParams(2048, 1024, 1), {}),  # nothing is below one active prefill
+        ({}, PolicyParams.static(1024), {"b_max": "lowest"}),  # the other knobs cannot act
+        ({"b_max": 4096}, PolicyParams(4096, 512, 3), {}),
+        (
+            {"t_large": {"low": 512, "high": 8192, "powers": True}},
+            PolicyParams(2048, 512, 3, 8192),
+            {"t_large": "highest"},
+        ),
+        ({"t_large": {"low": 512, "high": 8192, "powers": True, "off": True}}, PolicyParams(2048, 512, 3, 8192), {}),
+        (
+            {"scope": "global", "max_num_seqs": 64},
+            PolicyParams(2048, 64, 3, None, Scope.GLOBAL, 64),
+            {},
+        ),  # none may starve
+        (
+            {"scope": "global", "max_num_seqs": 32},
+            PolicyParams(2048, 64, 3, None, Scope.GLOBAL, 32),
+            {"b_cap": "lowest"},
+        ),
+    ],
+)
+def test_the_ends_of_a_space_that_a_setting_lies_on_are_those_that_could_be_moved(
+    changes: dict[str, Any], params: PolicyParams, ends: dict[str, str]
+) -> None:
+    form = {
+        "b_max": {"low": 1024, "high": 4096, "step": 1024},
+        "b_cap": {"low": 64, "high": 2048, "step": 64},
+        "n_th": {"low": 1, "high": 4},
+    }
+    space = load_space({**form, **changes})
+    assert space.ends(params) == ends
+
+
 def test_a_point_beyond_the_bounds_counts_as_the_bound_and_a_wrong_one_is_refused() -> None:
     space = load_space("ppas")
     assert space.decode({"b_max": 99, "b_cap": -5, "n_th": 0}) == PolicyParams(16384, 256, n_th=1)
