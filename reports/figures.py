@@ -81,7 +81,9 @@ def front(view: FrontView, odds: Odds, *, close_up: bool = True) -> Any:
     x_range, y_range = ({}, {})
     if close_up:
         ring = (_ring(view, view.pick, odds) if view.pick is not None else None) or ([], [])
-        x_range, y_range = ({"range": _reach(f, r)} for f, r in ((view.focus_x, ring[0]), (view.focus_y, ring[1])))
+        others = [ring for _, ring in _outlines(view, odds)]
+        x_range = {"range": _reach(view.focus_x, ring[0], [x for xs, _ in others for x in xs])}
+        y_range = {"range": _reach(view.focus_y, ring[1], [y for _, ys in others for y in ys])}
     figure.update_layout(
         xaxis=axis(x_title, zeroline=view.x_metric is not None, **x_range),
         yaxis=axis(gain_title(view.y_metric), zeroline=True, **y_range),
@@ -89,20 +91,25 @@ def front(view: FrontView, odds: Odds, *, close_up: bool = True) -> Any:
     return figure
 
 
-def _reach(focus: tuple[float, float], also: Sequence[float]) -> list[float]:
-    """The range with room for `also` at its upper end, and at its lower one as far as that costs little."""
-    low, high = focus
-    if also:
-        high = max(high, max(also) + 0.04 * (high - low))
-        low = min(low, max(min(also) - 0.04 * (high - low), low - 0.35 * (high - low)))
-    return [low, high]
+def _reach(focus: tuple[float, float], pick: Sequence[float], others: Sequence[float]) -> list[float]:
+    """The range with room for `pick` at its upper end; at its lower one, and for `others`, as far as that costs little."""
+    (low, high), span = focus, focus[1] - focus[0]
+    edge, spare = 0.04 * span, 0.35 * span
+    most = max([high, *(min(value + edge, high + spare) for value in others), *(value + edge for value in pick)])
+    least = min([low, *(max(value - edge, low - spare) for value in (*pick, *others))])
+    return [least, most]
+
+
+def _outlines(view: FrontView, odds: Odds) -> list[tuple[TrialPoint, tuple[list[float], list[float]]]]:
+    """The intervals of the front's trials beside the pick: of the likeliest, where they are known."""
+    others = [p for p in view.front if p is not view.pick]
+    others = sorted(others, key=lambda p: -odds.chance.get(p.trial.number, 0.0))[:_MOST_OUTLINES]
+    return [(p, ring) for p in others if (ring := _ring(view, p, odds)) is not None]
 
 
 def _uncertainty(figure: Any, view: FrontView, odds: Odds) -> None:
     """How far the places of the pick and of the front's trials are known: ellipses, or bars over a single objective."""
-    others = [p for p in view.front if p is not view.pick]
-    others = sorted(others, key=lambda p: -odds.chance.get(p.trial.number, 0.0))[:_MOST_OUTLINES]
-    outlines = [(p, ring) for p in others if (ring := _ring(view, p, odds)) is not None]
+    outlines = _outlines(view, odds)
     picked = _ring(view, view.pick, odds) if view.pick is not None else None
     if picked is not None:
         figure.add_scatter(

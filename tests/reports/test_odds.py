@@ -174,3 +174,16 @@ def test_a_stopped_trial_is_drawn_open_and_is_neither_a_best_so_far_nor_in_a_sli
     course = views.best_so_far(study.model_copy(update={"trials": trials}), MEAN).arms["search"]
     assert max(v for v in course if v is not None) < 50
     assert stopped.number not in {p.trial.number for p in views.slice_of(study, "b_cap", MEAN).points}
+
+
+def test_the_close_up_of_the_front_shows_the_intervals_whole(study):
+    view = views.front(study, "mean_latency_s", "p95_latency_s")
+    figure = figures.front(view, front_odds(study), close_up=True)
+    drawn = [trace for trace in figure.data if trace.name in ("Pick, 95% interval", "Front, 95% intervals")]
+    assert len(drawn) == 2
+    for across, values in ((figure.layout.xaxis.range, "x"), (figure.layout.yaxis.range, "y")):
+        focus = view.focus_x if values == "x" else view.focus_y
+        spare = 0.35 * (focus[1] - focus[0])
+        reached = [value for trace in drawn for value in trace[values] if value is not None]
+        assert across[0] < max(min(reached), focus[0] - spare + 1e-9)
+        assert across[1] > min(max(reached), focus[1] + spare - 1e-9)
