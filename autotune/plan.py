@@ -14,8 +14,9 @@ from autotune.live import LiveEvaluator
 from autotune.records import Origin
 from autotune.results import Arm
 from autotune.server_options import ServerOptions
-from autotune.spec import StudySpec, TraceFiles
+from autotune.spec import StudySpec
 from autotune.study import resolve_sampler
+from autotune.workloads import TraceFiles
 from ppas_core import defaults
 from ppas_core.errors import InvalidInput
 from ppas_core.policy import PolicyParams

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 
 from autotune import choose, metrics
 from autotune.durations import parse_duration_s
+from autotune.fields import Float, Int, Length, Model, RateFactor, Seed
 from autotune.metrics import Limits
 from autotune.settings import parse_setting
+from autotune.workloads import WORKLOADS, RagBursts, TraceFiles, Workload
 from ppas_core import defaults
 from ppas_core.errors import InvalidInput
 from ppas_core.naming import did_you_mean
@@ -23,108 +25,20 @@ from ppas_core.policy import PolicyParams
 from search_spaces.explain import explain
 from search_spaces.yaml_file import read_yaml
 from traces.format import Trace, read_trace
-from traces.generate import heterogeneous, parse_phases, rag_bursts
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SETTING_FILES: Final = (".json", ".yaml", ".yml", ".env")
-_PAPER_RATES: Final = (0.4, 0.6, 0.8, 1.0, 1.2, 1.4)
-
-Rate = Annotated[float, Field(gt=0, le=1e5)]
-RateFactor = Annotated[float, Field(gt=0.05, le=20)]
-Seed = Annotated[int, Field(ge=0, lt=2**31)]
-Length = Annotated[int, Field(ge=1, le=10_000_000)]
 
 
-class _Model(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class RagBursts(_Model):
-    """The paper's RAG bursts: idle and burst phases of Poisson arrivals, one prompt and output length."""
-
-    family: Literal["rag-bursts"] = Field(description="The workload family.")
-    rates_per_s: tuple[Rate, ...] = Field(
-        default=_PAPER_RATES, min_length=1, description="Burst rates λ in requests per second; each is a load regime."
-    )
-    prompt_tokens: Length = Field(default=25_000, description="Prompt length of every request.")
-    output_tokens: Length = Field(default=32, description="Output length of every request.")
-    idle_rate_per_s: Rate = Field(default=0.2, description="Rate of the idle phases.")
-    phase_s: Annotated[float, Field(gt=0, le=86_400)] = Field(default=10.0, description="Seconds per phase.")
-
-    def traces(self, seeds: tuple[int, ...]) -> list[Trace]:
-        """One trace per rate and seed."""
-        return [
-            rag_bursts(
-                rate,
-                seed,
-                prompt_tokens=self.prompt_tokens,
-                output_tokens=self.output_tokens,
-                idle_rate_per_s=self.idle_rate_per_s,
-                phase_s=self.phase_s,
-            )
-            for rate in self.rates_per_s
-            for seed in seeds
-        ]
-
-
-class Heterogeneous(_Model):
-    """The published mixed shapes: equal shares of every (prompt, output) cell over phases of Poisson arrivals."""
-
-    family: Literal["heterogeneous"] = Field(description="The workload family.")
-    phases: tuple[str, ...] = Field(
-        min_length=1, description="Phase schedules, SECONDS:RATE,… as in 20:0.05,10:0.4,20:0.05; each is a load regime."
-    )
-    prompt_tokens: tuple[Length, ...] = Field(min_length=1, description="Prompt lengths of the grid.")
-    output_tokens: tuple[Length, ...] = Field(min_length=1, description="Output lengths of the grid.")
-
-    @field_validator("phases")
-    @classmethod
-    def _phases_parse(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        for text in value:
-            try:
-                parse_phases(text)
-            except InvalidInput as error:
-                raise ValueError(str(error)) from None
-        return value
-
-    def traces(self, seeds: tuple[int, ...]) -> list[Trace]:
-        """One trace per phase schedule and seed."""
-        return [
-            heterogeneous(
-                parse_phases(phases), seed, prompt_tokens=self.prompt_tokens, output_tokens=self.output_tokens
-            )
-            for phases in self.phases
-            for seed in seeds
-        ]
-
-
-class TraceFiles(_Model):
-    """Trace files of your own. Tuning and held-out files must differ."""
-
-    family: Literal["files"] = Field(description="The workload family.")
-    tuning: tuple[str, ...] = Field(min_length=1, description="Trace files to tune on, relative to the study file.")
-    held_out: tuple[str, ...] = Field(
-        min_length=1, description="Trace files to compare on, relative to the study file."
-    )
-
-
-WORKLOADS: Final[dict[str, type[BaseModel]]] = {
-    "rag-bursts": RagBursts,
-    "heterogeneous": Heterogeneous,
-    "files": TraceFiles,
-}
-Workload = Annotated[RagBursts | Heterogeneous | TraceFiles, Field(discriminator="family")]
-
-
-class LimitsSpec(_Model):
+class LimitsSpec(Model):
     """Service levels that a request must meet to count for goodput."""
 
-    latency_s: Annotated[float, Field(gt=0)] | None = Field(default=None, description="End-to-end latency, seconds.")
-    ttft_s: Annotated[float, Field(gt=0)] | None = Field(default=None, description="Time to first token, seconds.")
-    tpot_s: Annotated[float, Field(gt=0)] | None = Field(default=None, description="Time per output token, seconds.")
+    latency_s: Annotated[Float, Field(gt=0)] | None = Field(default=None, description="End-to-end latency, seconds.")
+    ttft_s: Annotated[Float, Field(gt=0)] | None = Field(default=None, description="Time to first token, seconds.")
+    tpot_s: Annotated[Float, Field(gt=0)] | None = Field(default=None, description="Time per output token, seconds.")
 
 
-class ServerSpec(_Model):
+class ServerSpec(Model):
     """The vLLM server of a live study: started by the tuner, once, and ended with it; or one that runs already."""
 
     model: str = Field(min_length=1, description="The model, as for `vllm serve`: a folder or a name.")
@@ -155,12 +69,12 @@ class ServerSpec(_Model):
         default=False,
         description="Start the server anew for each setting, with its export, instead of switching; for comparison.",
     )
-    memory_reserve_gib: Annotated[float, Field(ge=0, le=100_000)] = Field(
+    memory_reserve_gib: Annotated[Float, Field(ge=0, le=100_000)] = Field(
         default=2.0,
         description="A server whose memory (not the GPU's) grows from trial to trial is started anew, between trials, "
         "before less than this is left.",
     )
-    vocabulary_size: Annotated[int, Field(ge=32, le=10_000_000)] = Field(
+    vocabulary_size: Annotated[Int, Field(ge=32, le=10_000_000)] = Field(
         default=32_000, description="Prompts are drawn from token ids below this; not above the model's own."
     )
     cold_check: bool = Field(
@@ -168,7 +82,7 @@ class ServerSpec(_Model):
     )
     start_timeout: str = Field(default="15m", description="How long the server may take to become healthy.")
     request_timeout: str = Field(default="10m", description="How long one request may take before it counts as failed.")
-    max_send_lag_ms: Annotated[float, Field(gt=0, le=1000)] = Field(
+    max_send_lag_ms: Annotated[Float, Field(gt=0, le=1000)] = Field(
         default=5.0,
         description="A replay whose client sent later than this (P99, plus 1 % of mean latency) is not used.",
     )
@@ -216,7 +130,7 @@ class ServerSpec(_Model):
         return self
 
 
-class StudySpec(_Model):
+class StudySpec(Model):
     """A study file as written by the user."""
 
     name: str = Field(
@@ -236,7 +150,7 @@ class StudySpec(_Model):
         description="Simulate vLLM's prefix cache: prompts whose traces share block hashes reuse each other's KV blocks. Off, "
         "each prompt is computed whole, as in the paper; a live server does what its flags say.",
     )
-    noise_sigma: Annotated[float, Field(ge=0, le=1)] = Field(
+    noise_sigma: Annotated[Float, Field(ge=0, le=1)] = Field(
         default=0.0, description="Simulator only: log-normal noise per step (standard deviation); 0 is exact."
     )
     reference: str | dict[str, Any] = Field(
@@ -293,7 +207,7 @@ class StudySpec(_Model):
         default="auto", description="Optuna sampler; auto is gp where torch is installed, else tpe."
     )
     seed: Seed = Field(default=0, description="Seed of the sampler and of the bootstrap.")
-    trials: Annotated[int, Field(ge=1, le=100_000)] = Field(
+    trials: Annotated[Int, Field(ge=1, le=100_000)] = Field(
         default=100, description="Search trials, beside the reference, published and static settings."
     )
     time_budget: str | None = Field(
@@ -316,18 +230,18 @@ class StudySpec(_Model):
         default=True,
         description="Live only: end the search once no gain above the noise is to be expected of another trial.",
     )
-    confidence: Annotated[float, Field(ge=0.5, lt=1)] = Field(
+    confidence: Annotated[Float, Field(ge=0.5, lt=1)] = Field(
         default=0.95, description="Confidence of the bootstrap intervals."
     )
-    tie_pct: Annotated[float, Field(ge=0, le=50)] = Field(
+    tie_pct: Annotated[Float, Field(ge=0, le=50)] = Field(
         default=0.5,
         description="Settings this close to the best (per cent) are ties; the nearest to the reference wins.",
     )
-    min_gain_pct: Annotated[float, Field(ge=0, le=50)] = Field(
+    min_gain_pct: Annotated[Float, Field(ge=0, le=50)] = Field(
         default=1.0,
         description="The smallest gain (per cent) on held-out traces that is worth having: a smaller one is not called better.",
     )
-    stop_at_noise_pct: Annotated[float, Field(gt=0, le=1e6)] | None = Field(
+    stop_at_noise_pct: Annotated[Float, Field(gt=0, le=1e6)] | None = Field(
         default=100.0,
         description="Live only: stop before the search where, measured twice, no gain below this (per cent) could be seen; "
         "null goes on.",

@@ -8,7 +8,8 @@ from typing import Any, Final
 import yaml
 from pydantic import BaseModel
 
-from autotune.spec import WORKLOADS, ServerSpec, StudySpec
+from autotune.spec import ServerSpec, StudySpec
+from autotune.workloads import WORKLOADS
 
 _WIDTH: Final = 10_000
 _MORE: Final = {

@@ -11,7 +11,8 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from autotune.metrics import METRICS
-from autotune.spec import Heterogeneous, LimitsSpec, RagBursts, ServerSpec, StudySpec, TraceFiles
+from autotune.spec import LimitsSpec, ServerSpec, StudySpec
+from autotune.workloads import Heterogeneous, RagBursts, TraceFiles
 from ppas_core.sim.profile import profile_names
 from search_spaces.space import Space, preset_names
 

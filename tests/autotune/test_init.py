@@ -12,8 +12,9 @@ from typer.testing import CliRunner
 from autotune.cli import app
 from autotune.plan import make_plan
 from autotune.server_options import DEFAULT_VOCABULARY
-from autotune.spec import RagBursts, StudySpec, TraceFiles, load_spec
+from autotune.spec import StudySpec, load_spec
 from autotune.template import _MORE, _MORE_OF_SERVER, study_file
+from autotune.workloads import RagBursts, TraceFiles
 from traces.format import Trace, TraceRequest, write_trace
 
 
