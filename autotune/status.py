@@ -20,8 +20,9 @@ from autotune import aggregate, choose
 from autotune.heartbeat import FILE, boot_id, process_start
 from autotune.results import StudyResults
 from autotune.runversion import require_readable_run
-from autotune.spec import StudySpec, TraceFiles, load_spec
+from autotune.spec import StudySpec, load_spec
 from autotune.stages import SEARCH
+from autotune.workloads import TraceFiles
 from ppas_core.errors import InvalidInput, PpasError
 from ppas_core.plain_json import finite, load_json
 from ppas_core.policy import PolicyParams
@@ -40,7 +41,7 @@ class TrialLine:
 
     gain_pct: over the reference on the preferred objectives, positive is better; None for a failed or stopped trial.
     reason: of a failure. stopped: why the last traces were left out. traces: how many it was measured on, 0 where its
-    record does not say.
+    record does not say. duration_s, starting_s: what measuring took, and starts of servers beside it.
     """
 
     folder: str
@@ -51,6 +52,7 @@ class TrialLine:
     reason: str | None
     stopped: str | None = None
     traces: int = 0
+    starting_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +225,7 @@ class Watch:
             reason=measured.get("reason"),
             stopped=measured.get("stopped"),
             traces=len(measured.get("by_trace") or ()),
+            starting_s=_number(measured.get("starting_s")) or 0.0,
         )
 
     def _eta_s(
@@ -254,10 +257,10 @@ class Watch:
         return stage_eta_s + random_s + sum(took) / len(took) / tuning * held_out * _FINALISTS
 
     def _in_budget(self, search_s: float, trials: list[TrialLine]) -> float:
-        """`search_s`, or what is left of the search's time budget."""
+        """`search_s`, or what is left of the search's time budget, which failures and starts of servers use up too."""
         if (budget_s := self.spec.time_budget_s()) is None:
             return search_s
-        took_s = sum(line.duration_s for line in trials if line.duration_s is not None and line.reason is None)
+        took_s = sum((line.duration_s or 0.0) + line.starting_s for line in trials)
         return min(search_s, max(0.0, budget_s - took_s))
 
     def _trace_counts(self, tuning: int) -> tuple[int, int]:

@@ -320,6 +320,10 @@ def test_the_eta_keeps_within_the_time_budget(finished_run: Path, tmp_path: Path
         spec = (run / "study.yaml").read_text().replace("time_budget: null", "time_budget: 5m")
         (run / "study.yaml").write_text(spec)
         assert status_of(run).eta_s == pytest.approx(300 - 120 + 3 * 10.0)
+        for number, change in ((10, {"starting_s": 40.0}), (11, {"reason": "the server died"})):
+            file = run / f"trials/{number}/metrics.json"
+            file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
+        assert status_of(run).eta_s == pytest.approx(300 - 120 - 40 + 3 * 10.0), "starts and failures use up the budget too"
 
 
 def test_a_sweep_has_a_status_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
