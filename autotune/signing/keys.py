@@ -69,6 +69,9 @@ def load_public_key(path: Path) -> SSlibKey:
     if _holds_private_key(data):
         raise InvalidInput(f"{path}: is a private key; checking needs only the public one, and nobody else this file")
     pem = data.lstrip().startswith(b"-----BEGIN")
+    keys = data.count(b"-----BEGIN") if pem else len([line for line in data.splitlines() if line.strip()])
+    if keys > 1:
+        raise InvalidInput(f"{path}: holds more than one key or line; name a file with the one public key to check by")
     load: Callable[[bytes], object] = serialization.load_pem_public_key if pem else serialization.load_ssh_public_key
     try:
         key = load(data.strip())

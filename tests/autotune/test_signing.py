@@ -345,7 +345,11 @@ def test_files_that_hold_no_such_key_are_refused_with_the_reason_and_without_wha
         with pytest.raises(InvalidInput, match=reason) as refused:
             load_signer(path)
         assert not any(word in str(refused.value) for word in ["SECRETWORDS", *secret])
+    (tmp_path / "two.pub").write_bytes(
+        (tmp_path / "good.pub").read_bytes().rstrip() + b"\n" + (tmp_path / "curve.pub").read_bytes()
+    )
     for path, reason in {
+        tmp_path / "two.pub": "more than one key",
         tmp_path / "curve.pub": r"another kind of key \(E.*\); allowed: Ed25519",
         good: "is a private key",
         tmp_path / "text": "cannot be read as a public key",
