@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final, Protocol
 
-from autotune import aggregate, choose, interrupt, landscape, metrics, pareto, provenance
+from autotune import choose, interrupt, landscape, metrics, pareto, provenance
 from autotune.alike import behaviour
 from autotune.compare import held_out_result
 from autotune.confirm import confirm
@@ -18,15 +18,13 @@ from autotune.finalists import FinalistFailed, check_cold, compare_finalists, re
 from autotune.foresight.stage import Foresight, foresee
 from autotune.live import LiveEvaluator
 from autotune.measure import Measurement
-from autotune.noise import HOPELESS_PCT
 from autotune.plan import Plan
 from autotune.progress import Progress, Silent
 from autotune.records import Origin
+from autotune.remarks import remarks
 from autotune.results import (
     Arm,
     ClientLateness,
-    ColdCheck,
-    Comparison,
     Objective,
     RobustnessPoint,
     ServerMemory,
@@ -44,7 +42,6 @@ from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.policy import PolicyParams
 from traces.format import Trace
 
-_FEW_TRACES: Final = 3
 _RANDOM_STREAM: Final = 1_000_003
 """Keeps the random arm's seed away from the search's."""
 
@@ -145,7 +142,7 @@ class _Tuner:
             plan.evaluator, plan.tuning, plan.space, pick, self.preferred[0], study.base.regimes, study.limits
         )
         self.progress.end()
-        return StudyResults(
+        results = StudyResults(
             name=spec.name,
             origin=plan.evaluator.origin,
             created_at=provenance.now(),
@@ -178,13 +175,18 @@ class _Tuner:
             ),
             simulator_error_pct=plan.evaluator.error_pct,
             not_identified=not_identified,
-            warnings=self._warnings(trials, trials[choice.index], pick, comparisons, exported_role, cold, saturated),
+            warnings=[],
             noise=study.noise,
             drift=self.searching.drift,
             cold=cold,
             server_memory=self._server_memory(),
             provenance=provenance.collect(plan.evaluator.describe(), spec.model_dump(mode="json"), plan.sampler),
         )
+        noise_before_pct = None if study.study_noise is None else study.study_noise.before_pct
+        more = remarks(
+            results, plan, pick, self.preferred[0], noise_before_pct, simulated=self._simulator() is not None
+        )
+        return results.model_copy(update={"warnings": [*self._doubts_of_the_search(), *more]})
 
     def _measure_outside(self) -> list[SearchTrial]:
         self.progress.begin("Measuring known settings outside the space", len(self.plan.outside))
@@ -376,84 +378,10 @@ class _Tuner:
                 volumes[arm] = history
         return volumes
 
-    def _warnings(
-        self,
-        trials: Sequence[Trial],
-        picked: Trial,
-        pick: PolicyParams,
-        comparisons: Sequence[Comparison],
-        exported_role: str,
-        cold: ColdCheck | None,
-        saturated: Sequence[str],
-    ) -> list[str]:
-        notes = [note for note in (self.searching.cut, self.unforeseen) if note]
-        unseen_pct = max((noise.visible_held_out_pct for noise in self.study.noise), default=0.0)
-        if unseen_pct > HOPELESS_PCT:
-            notes.append(
-                f"measurements vary so much here that no gain below {unseen_pct:.0f} % could be seen: a quieter machine, "
-                "longer traces or more held-out traces are needed before anything can be concluded"
-            )
-        if self.foresight is not None and (dropped := self.foresight.dropped) is not None:
-            notes.append(f"the simulator was dropped, since the live trials contradict it: {dropped}")
-        if self.spec.protect == "everywhere" and self._simulator() is None:
-            notes.append(
-                "other rates could not be simulated, so that the pick is protected on the traffic as it is only"
-            )
-        if failed := [t for t in trials if t.state == "failed"]:
-            notes.append(f"{len(failed)} of {len(trials)} trials failed; the first: {failed[0].reason}")
-        if pick.is_static:
-            why = "on the tuning traces no P-PAS setting was better"
-            if not _setting(picked).is_static:
-                why = f"on the tuning traces {picked.setting.label} never capped a step, so it was nothing else"
-            notes.append(f"the pick is a static budget of {pick.b_max}: {why}")
-        notes += [
-            f"the pick has the {end} {name} of the search space, {getattr(pick, name)}: what lies beyond may be better still"
-            for name, end in self.plan.space.ends(pick).items()
-            if getattr(pick, name) != getattr(self.plan.reference, name)
-        ]
-        if comparisons[1].verdict == "worse":
-            notes.append(
-                f"the pick is clearly worse than the best static budget, {self._best_static(trials).label()}, on held-out "
-                f"traces; the {exported_role} is exported"
-            )
-        fewest = min(Counter(trace.regime for trace in self.plan.held_out).values())
-        if fewest < _FEW_TRACES:
-            notes.append(
-                f"a load regime has only {fewest} held-out trace{'' if fewest == 1 else 's'}: the intervals are wide, and "
-                f"little is known of how traces differ; {_FEW_TRACES} or more are better"
-            )
-        notes += self.plan.evaluator.doubts(pick, [*self.plan.tuning, *self.plan.held_out])
-        comparison = comparisons[0]
-        error_pct = self.plan.evaluator.error_pct
-        if comparison.verdict == "better" and aggregate.is_within_error(
-            gain_pct := comparison.overall[self.preferred[0]].improvement_pct, error_pct
-        ):
-            notes.append(
-                f"the gain of {gain_pct:.1f} % is within the simulator's own error of {error_pct:.1f} % on published "
-                "runs: confirm it on a live server"
-            )
-        drifts = [abs(point.change_pct) for point in self.searching.drift if point.change_pct is not None]
-        noise = self.study.study_noise
-        if noise is not None and drifts and max(drifts) > noise.before_pct:
-            notes.append(
-                f"the reference drifted by up to {max(drifts):.1f} % during the search, more than its noise before explains "
-                f"({noise.before_pct:.1f} %); the ranking of the trials suffers, the interleaved comparison does not"
-            )
-        if (memory := self._server_memory()) is not None and (memory.is_near or memory.restarts):
-            again = f"; servers started anew for that, between trials: {memory.restarts}" if memory.restarts else ""
-            notes.append(f"the server leaks memory: {memory.sentence}{again}")
-        if cold is not None and cold.change_pct is None:
-            notes.append(f"the export could not be checked on a cold server: {cold.reason}")
-        elif cold is not None and cold.is_beyond_noise:
-            notes.append(
-                f"the export does not do cold what was measured hot: {cold.reason}; find out why before it is used"
-            )
-        notes += [
-            f"regime {regime} is at or past saturation: its queue still grew when the last request arrived, so that "
-            "figures there say how long the trace is; they are of low confidence"
-            for regime in saturated
-        ]
-        return notes
+    def _doubts_of_the_search(self) -> list[str]:
+        dropped = None if self.foresight is None else self.foresight.dropped
+        gone = dropped and f"the simulator was dropped, since the live trials contradict it: {dropped}"
+        return [note for note in (self.searching.cut, self.unforeseen, gone) if note]
 
 
 def _without(trials: Sequence[SearchTrial], settings: Container[PolicyParams], reason: str) -> list[SearchTrial]:
