@@ -92,6 +92,10 @@ BAD = [
     ({"time_budget": "5 minutes"}, "'5 minutes'"),
     ({"name": "../escape"}, "name"),
     ({"static_budgets": [16]}, "static budget 16"),
+    ({"trials": True}, "trials is True; a number is wanted"),
+    ({"stop_at_noise_pct": True}, "stop_at_noise_pct is True; a number is wanted"),
+    ({"tuning_seeds": [False]}, "tuning_seeds.0 is False; a number is wanted"),
+    ({"workload": {"family": "rag-bursts", "rates_per_s": [True]}}, "rates_per_s.0 is True; a number is wanted"),
 ]  # fmt: skip
 
 
