@@ -196,6 +196,22 @@ def sentence(
     )
 
 
+def without_saturated(
+    comparison: PairedComparison, preferred: Sequence[str], found: Verdict, saturated: Sequence[str]
+) -> str:
+    """What is left of the effect without the saturated regimes, in words; plainly, where that is less than was `found`."""
+    effects = [comparison.steady[name] for name in preferred]
+    said = "; ".join(
+        f"{metrics.metric(name).label} {change(effect, comparison.confidence)}"
+        for name, effect in zip(preferred, effects, strict=True)
+    )
+    where = f"Without the saturated regime{'s' if len(saturated) > 1 else ''} {' and '.join(saturated)}"
+    holds = {"better": all(effect.low > 0 for effect in effects), "worse": all(effect.high < 0 for effect in effects)}
+    if not holds.get(found, True):
+        return f"{where} it is not clearly {found}: {said}."
+    return f"{where}: {said}."
+
+
 def change(effect: Interval, confidence: float) -> str:
     """An effect in words and without signs, such as `1.7 % better (95% interval 1.0 to 2.4 %)`; each end has its own word
     where the interval spans 0: `0.9 % worse to 2.4 % better`.

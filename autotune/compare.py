@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -36,12 +36,14 @@ def compare_settings(
     preferred: Sequence[str],
     *,
     noise: StudyNoise | None = None,
+    saturated: Collection[str] = (),
     simulator_error_pct: float | None = None,
 ) -> Comparison:
     """`candidate` against `reference`, each (role, replays of the same traces). Raises NoResult if requests failed.
 
     noise: of the study, where measurements vary: no interval is narrower than it alone makes them, and a winner must be
-    ahead by what it lets one see. simulator_error_pct: of a profile, to say where an effect is smaller.
+    ahead by what it lets one see. saturated: regimes past saturation, which count in the verdict, and without which the
+    effect is given once more. simulator_error_pct: of a profile, to say where an effect is smaller.
     """
     limits = spec.metric_limits()
     names = tuple(
@@ -51,16 +53,27 @@ def compare_settings(
         and _defined(name, reference[1], limits)
         and stats.can_tell(name, candidate[1], reference[1], limits)
     )
-    paired = stats.compare(candidate[1], reference[1], names, limits=limits, confidence=spec.confidence, seed=spec.seed)
+    paired = stats.compare(
+        candidate[1],
+        reference[1],
+        names,
+        limits=limits,
+        saturated=saturated,
+        confidence=spec.confidence,
+        seed=spec.seed,
+    )
+    left_out = [regime for regime in paired.regimes if regime in saturated] if paired.steady else []
     if noise is not None and candidate[1][0].params != reference[1][0].params:
-        paired = _widened(paired, noise, Counter(replay.regime for replay in reference[1]))
-    verdict, sentence = _judge(candidate, reference, paired, preferred, spec, noise, simulator_error_pct)
+        paired = _widened(paired, noise, Counter(replay.regime for replay in reference[1]), left_out)
+    verdict, sentence = _judge(candidate, reference, paired, preferred, spec, noise, left_out, simulator_error_pct)
     same = acted_alike(candidate[1], reference[1])
     return Comparison(
         candidate=candidate[0],
         reference=reference[0],
         preferred_metric=preferred[0],
         overall=_effects(paired.overall),
+        steady=_effects(paired.steady) if paired.steady else None,
+        saturated=left_out,
         regimes={regime: _effects(effects) for regime, effects in paired.regimes.items()},
         share_faster=paired.share_faster.value,
         share_faster_interval=(paired.share_faster.low, paired.share_faster.high),
@@ -76,8 +89,11 @@ def compare_settings(
     )
 
 
-def _widened(paired: PairedComparison, noise: StudyNoise, traces: Mapping[str, int]) -> PairedComparison:
+def _widened(
+    paired: PairedComparison, noise: StudyNoise, traces: Mapping[str, int], left_out: Collection[str]
+) -> PairedComparison:
     """The comparison with no interval narrower than the noise alone makes it. traces: how many each regime has."""
+    kept = [count for regime, count in traces.items() if regime not in left_out]
 
     def wide(name: str, interval: Interval, per_regime: Sequence[int]) -> Interval:
         floor = noise.of(name)
@@ -91,6 +107,7 @@ def _widened(paired: PairedComparison, noise: StudyNoise, traces: Mapping[str, i
     return replace(
         paired,
         overall={name: wide(name, found, list(traces.values())) for name, found in paired.overall.items()},
+        steady={name: wide(name, found, kept) for name, found in paired.steady.items()},
         regimes={
             regime: {name: wide(name, found, [traces[regime]]) for name, found in effects.items()}
             for regime, effects in paired.regimes.items()
@@ -105,6 +122,7 @@ def _judge(
     preferred: Sequence[str],
     spec: StudySpec,
     noise: StudyNoise | None,
+    left_out: Sequence[str],
     simulator_error_pct: float | None,
 ) -> tuple[Verdict, str]:
     """The verdict and the sentence that goes with it."""
@@ -133,6 +151,8 @@ def _judge(
         paired.overall[preferred[0]].value, simulator_error_pct
     )
     sentence = choose.sentence(*names, paired, preferred, verdict, origin, simulator_error_pct if is_within else None)
+    if left_out:
+        sentence = f"{sentence} {choose.without_saturated(paired, preferred, verdict, left_out)}"
     if verdict == "inconclusive":
         seconds = sum(metrics.makespan_s(replay.requests) for replay in (*candidate[1], *reference[1]))
         sentence = f"{sentence} {_needed(paired, preferred, spec.min_gain_pct, origin, seconds)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -69,8 +69,13 @@ def replay_held_out(study: Measurement, finalists: dict[str, PolicyParams]) -> d
     return replays
 
 
-def compare_finalists(study: Measurement, held_out: dict[str, list[Replay]]) -> list[Comparison]:
-    """The pick against the reference and the best static budget, and these two; the runner-up against the reference."""
+def compare_finalists(
+    study: Measurement, held_out: dict[str, list[Replay]], saturated: Collection[str]
+) -> list[Comparison]:
+    """The pick against the reference and the best static budget, and these two; the runner-up against the reference.
+
+    saturated: regimes past saturation; each effect is given without them as well.
+    """
     reference = study.plan.reference_role
     pairs = [("tuned", reference), ("tuned", "best static"), (reference, "best static")]
     if "runner-up" in held_out:
@@ -85,6 +90,7 @@ def compare_finalists(study: Measurement, held_out: dict[str, list[Replay]]) -> 
                 study.plan.spec,
                 study.preferred,
                 noise=study.study_noise,
+                saturated=saturated,
                 simulator_error_pct=study.plan.evaluator.error_pct,
             )
         )

@@ -163,6 +163,7 @@ class Comparison(_Model):
     """A setting against a reference on the held-out traces.
 
     overall: metric name to effect, geometric mean over regimes. regimes: regime to metric name to effect.
+    steady: as overall, without the `saturated` regimes; None where none is saturated, or all are.
     share_faster, share_slower: of the matched requests, by more than `tie_s` seconds; with the bootstrap interval.
     verdict: on the preferred objective, `unchanged` where both are one setting; sentence: the same in words.
     costs: in words, metrics that are clearly worse, and regimes where a preferred one is. did_the_same: at every step of
@@ -185,6 +186,8 @@ class Comparison(_Model):
     sentence: str
     costs: list[str] = []
     did_the_same: bool = False
+    steady: dict[str, Effect] | None = None
+    saturated: list[str] = []
 
     def word(self, simulator_error_pct: float | None) -> str:
         """The verdict; one that rests on less than the simulator's own error is one in the simulator."""

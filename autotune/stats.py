@@ -13,8 +13,8 @@ degenerate, so its interval is Student's t on the log ratios of the traces; with
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
@@ -49,6 +49,7 @@ class PairedComparison:
 
     overall: metric name to improvement in per cent (positive is better), geometric mean over regimes.
     regimes: regime to metric name to improvement in per cent.
+    steady: as overall, over the regimes that are not saturated; empty where none or all are.
     share_faster, share_slower: of the matched requests, by more than TIE_S in end-to-end latency.
     """
 
@@ -59,6 +60,7 @@ class PairedComparison:
     num_requests: int
     num_traces: int
     confidence: float
+    steady: Mapping[str, Interval] = field(default_factory=dict)
 
 
 def compare(
@@ -67,12 +69,14 @@ def compare(
     names: Iterable[str],
     *,
     limits: Limits = NO_LIMITS,
+    saturated: Collection[str] = (),
     confidence: float = 0.95,
     resamples: int = RESAMPLES,
     seed: int = 0,
 ) -> PairedComparison:
     """Compares two settings on the same traces, given in the same order.
 
+    saturated: regimes past saturation, without which the comparison is made once more.
     Raises InvalidInput when the traces do not match or a metric cannot be told (see `can_tell`), NoResult when a request
     failed in either.
     """
@@ -126,24 +130,34 @@ def compare(
         }
         for regime, draws in ratios.items()
     }
-    overall = {
-        name: improvement(
-            aggregate.objective(name, points["setting"], points["reference"]),
-            np.exp(np.mean([np.log(draws[name]) for draws in ratios.values()], axis=0)),
-        )
-        for name in paired
+    logs = {
+        name: {
+            regime: np.array([_log_ratio(name, setting[i], reference[i], limits) for i in indices])
+            for regime, indices in by_regime.items()
+        }
+        for name in names
+        if name not in paired
     }
-    for name in names:
-        if name not in overall:
-            logs = {
-                regime: np.array([_log_ratio(name, setting[i], reference[i], limits) for i in indices])
-                for regime, indices in by_regime.items()
-            }
-            for regime, own in logs.items():
-                ratio = aggregate.ratio(name, points["setting"][regime][name], points["reference"][regime][name])
-                regimes[regime][name] = _student(ratio, [own], confidence)
-            ratio = aggregate.objective(name, points["setting"], points["reference"])
-            overall[name] = _student(ratio, list(logs.values()), confidence)
+    for name, by_name in logs.items():
+        for regime, own in by_name.items():
+            ratio = aggregate.ratio(name, points["setting"][regime][name], points["reference"][regime][name])
+            regimes[regime][name] = _student(ratio, [own], confidence)
+
+    def over(chosen: Collection[str]) -> dict[str, Interval]:
+        """The improvement over some regimes, which weigh alike."""
+        found = {}
+        for name in names:
+            ratio = aggregate.objective(
+                name, {regime: points["setting"][regime] for regime in chosen}, points["reference"]
+            )
+            if name in logs:
+                found[name] = _student(ratio, [logs[name][regime] for regime in chosen], confidence)
+            else:
+                draws = np.mean([np.log(ratios[regime][name]) for regime in chosen], axis=0)
+                found[name] = improvement(ratio, np.exp(draws))
+        return found
+
+    kept = [regime for regime in by_regime if regime not in saturated]
     differences = np.concatenate([_latency_difference_s(a, b) for a, b in zip(setting, reference, strict=True)])
     share = interval(float((differences < -TIE_S).mean()), faster_counts / request_counts)
     if share.value in (0.0, 1.0) and np.any(np.abs(differences) > TIE_S):
@@ -151,8 +165,9 @@ def compare(
         unseen = 1 - ((1 - confidence) / 2) ** (1 / len(setting))
         share = Interval(share.value, share.value - unseen, share.value + unseen)
     return PairedComparison(
-        overall=overall,
+        overall=over(by_regime),
         regimes=regimes,
+        steady=over(kept) if 0 < len(kept) < len(by_regime) else {},
         share_faster=Interval(share.value, max(share.low, 0.0), min(share.high, 1.0)),
         share_slower=float((differences > TIE_S).mean()),
         num_requests=len(differences),

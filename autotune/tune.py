@@ -131,11 +131,11 @@ class _Tuner:
                 out = out or {trials[choice.index].setting.to_params()}  # the pick, settled, is no trial of its own
                 found, outside = (_without(arm, out, str(failure)) for arm in (found, outside))
         study.widen_noise(here, held_out.values())
-        comparisons = compare_finalists(study, held_out)
+        saturated = saturated_regimes([*held_out["tuned"], *held_out[plan.reference_role]])
+        comparisons = compare_finalists(study, held_out, saturated)
         role = choose.exported_role(*(comparison.verdict for comparison in comparisons[:3]))
         exported_role = plan.reference_role if role == "reference" else role
         exported = finalists[exported_role]
-        saturated = saturated_regimes([*held_out["tuned"], *held_out[plan.reference_role]])
         cold = check_cold(study, exported, held_out[exported_role])
         self.progress.begin("Mapping the landscape", 1)
         surface = landscape.plane(

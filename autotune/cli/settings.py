@@ -116,12 +116,14 @@ def compare(
     bench = _bench(study, trace, profile, prefix_caching)
     from autotune import choose, metrics
     from autotune.compare import compare_settings
+    from autotune.robustness import saturated_regimes
 
     preferred = choose.preferred_metrics(prefer or bench.spec.prefer, bench.spec.objectives)
     (one, against) = [
         (text, [bench.evaluator.replay(params, trace) for trace in bench.traces]) for text, params in sides
     ]
-    comparison = compare_settings(one, against, bench.spec, preferred)
+    saturated = saturated_regimes([*one[1], *against[1]])
+    comparison = compare_settings(one, against, bench.spec, preferred, saturated=saturated)
     if json_output:
         console.print_json({"origin": "simulated", "profile": bench.profile_name, **comparison.model_dump()})
         return

@@ -150,6 +150,41 @@ def test_a_setting_against_itself_is_unchanged() -> None:
     assert (found.verdict, found.sentence) == ("unchanged", "Unchanged: a is the same setting as b.")
 
 
+# --- saturated regimes ---
+
+
+def with_saturated(
+    one: list[float], two: list[float], saturated: Sequence[str], noise: StudyNoise | None = None
+) -> Comparison:
+    sides = [(name, replays(p, OFTEN, s, Origin.LIVE)) for name, p, s in (("a", TWIN, one), ("b", OTHER, two))]
+    return compare_settings(sides[0], sides[1], StudySpec(name="x"), [MEAN], noise=noise, saturated=saturated)
+
+
+def test_the_gain_without_the_saturated_regimes_stands_beside_the_verdict_which_they_still_count_in(plan: Plan) -> None:
+    fast, slow = [1.0, 1.01, 1.0, 1.01], [1.1, 1.12, 3.0, 3.02]
+    before = with_saturated(fast, slow, [])
+    found = with_saturated(fast, slow, ["r1"])
+    assert (found.verdict, found.overall, found.regimes) == (before.verdict, before.overall, before.regimes)
+    assert found.steady == before.regimes["r0"], "one regime is left"
+    assert found.saturated == ["r1"]
+    assert "Without the saturated regime r1: mean end-to-end latency 9." in found.sentence
+    assert before.steady is None
+    assert "saturated" not in before.sentence
+    assert with_saturated(fast, slow, ["r0", "r1"]).steady is None, "nothing is left"
+    assert with_saturated(fast, slow, ["another"]).saturated == []
+    noisy = with_saturated(fast, slow, ["r1"], noise_of(plan, 0.5))
+    assert noisy.steady == noisy.regimes["r0"], "no narrower than the noise"
+    assert Comparison.model_validate(before.model_dump(exclude={"steady", "saturated"})) == before, (
+        "an earlier version's"
+    )
+
+
+def test_a_gain_that_only_saturated_regimes_show_is_said_not_to_be_clear_without_them() -> None:
+    found = with_saturated([1.0, 1.01, 1.0, 1.01], [0.999, 1.012, 3.0, 3.02], ["r1"])
+    assert found.verdict == "better"
+    assert "Without the saturated regime r1 it is not clearly better: mean end-to-end latency 0." in found.sentence
+
+
 # --- noise ---
 
 
