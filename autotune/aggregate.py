@@ -24,15 +24,15 @@ RegimeMeans = dict[str, dict[str, float]]
 def regime_means(replays: Sequence[Replay], names: Iterable[str], limits: Limits = NO_LIMITS) -> RegimeMeans:
     """Mean of each metric over the traces of each regime, in the order of first appearance.
 
-    Raises NoResult, with the trace and the counts by reason, when a request failed: a run that lost requests has no
-    latency.
+    Raises NoResult, with the trace, the counts by reason and what the first of each says, when a request failed: a run
+    that lost requests has no latency.
     """
     sums: dict[str, dict[str, list[float]]] = {}
     names = tuple(names)
     for replay in replays:
         if failures := replay.requests.failures():
-            reasons = ", ".join(f"{count} {reason}" for reason, count in sorted(failures.items()))
-            raise NoResult(f"trace {replay.trace_name!r}: {reasons} of {len(replay.requests)} requests")
+            reasons = "; ".join(_in_words(replay, *failure) for failure in sorted(failures.items()))
+            raise NoResult(f"trace {replay.trace_name!r}: {reasons}")
         regime = sums.setdefault(replay.regime, {name: [] for name in names})
         for name in names:
             regime[name].append(metrics.value(name, replay.requests, limits))
@@ -40,6 +40,14 @@ def regime_means(replays: Sequence[Replay], names: Iterable[str], limits: Limits
         regime: {name: math.fsum(values) / len(values) for name, values in by_name.items()}
         for regime, by_name in sums.items()
     }
+
+
+def _in_words(replay: Replay, reason: str, count: int) -> str:
+    """`19 of 19 requests: HTTP 400: …`; where no server answered with a status, the reason's own word as well."""
+    detail, of = replay.failure_details.get(reason, ""), f"of {len(replay.requests)} requests"
+    if detail.startswith("HTTP "):
+        return f"{count} {of}: {detail}"
+    return f"{count} {reason} {of}" + (f": {detail}" if detail else "")
 
 
 def means_of_traces(by_trace: Mapping[str, Mapping[str, float]], regimes: Mapping[str, str]) -> RegimeMeans:

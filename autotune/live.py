@@ -115,7 +115,7 @@ class LiveEvaluator:
                 self._folder = None
 
     def check(self, trace: Trace) -> None:
-        """Nothing to refuse before the server told its limits; a request beyond them fails its replay."""
+        """Nothing to refuse here: `autotune.plan` looks at lengths where model or flags say them, the server at the rest."""
 
     def doubts(self, params: PolicyParams, traces: Sequence[Trace]) -> list[str]:
         """None: what was asked for was measured."""
@@ -138,7 +138,8 @@ class LiveEvaluator:
     def describe(self) -> dict[str, Any]:
         """The identity and what the server said of itself."""
         facts = kept_facts(self._facts_file) if self._folder is not None else None
-        return {**self.identity(), **({"server": facts} if facts else {}), "server_starts": self.starts}
+        is_folder = {} if self.options.url is not None else {"model_is_folder": os.path.isdir(self.options.model)}
+        return {**self.identity(), **is_folder, **({"server": facts} if facts else {}), "server_starts": self.starts}
 
     def replay(self, params: PolicyParams, trace: Trace, repeat: int = 0) -> Replay:
         """One replay of `trace` under `params`; `repeat` changes nothing here, reality brings its own noise.
@@ -487,6 +488,7 @@ def _record(params: PolicyParams, trace: Trace, outcome: ReplayOutcome, attempts
         origin=Origin.LIVE,
         requests=outcome.records,
         client=ClientLag(**lag, attempts=attempts),
+        failure_details=outcome.failure_details(),
         **known,
     )
 

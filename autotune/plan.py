@@ -11,6 +11,7 @@ from autotune import choose
 from autotune.durations import parse_duration_s
 from autotune.evaluate import Evaluator, SimulatedEvaluator
 from autotune.live import LiveEvaluator
+from autotune.model_limits import model_limits, require_room
 from autotune.records import Origin
 from autotune.results import Arm
 from autotune.server_options import ServerOptions
@@ -158,6 +159,10 @@ def make_plan(spec: StudySpec, folder: Path = Path()) -> Plan:
         evaluator = simulated_evaluator(spec, folder)
     for trace in (*tuning, *held_out):
         evaluator.check(trace)
+    if isinstance(evaluator, LiveEvaluator):
+        limits = model_limits(evaluator.options.model, evaluator.options.flags)
+        for trace in (*tuning, *held_out):
+            require_room(limits, trace)
     profile = _named_profile(spec, folder)
     if profile is not None and spec.backend == "vllm":
         for trace in (*tuning, *held_out):
@@ -207,6 +212,7 @@ def _live_evaluator(
     if server is None:
         raise AssertionError("the study file's own check lets no live study without a server pass")
     reference = known[0]
+    model = _existing_model(server.model, folder) if server.url is None else server.model
     if "max_num_seqs" in space.dimensions:
         raise InvalidInput("space: max_num_seqs cannot change on a running server; fix it to one number")
     for params in [*known, next(iter(space.grid(1)))]:
@@ -218,8 +224,7 @@ def _live_evaluator(
             )
     return LiveEvaluator(
         ServerOptions(
-            # A folder beside the study file, or a name that vLLM knows.
-            model=str(folder / server.model) if (folder / server.model).is_dir() else server.model,
+            model=model,
             flags=server.flags,
             environment={name: value.get_secret_value() for name, value in server.environment.items()},
             wrapper=server.wrapper,
@@ -237,6 +242,19 @@ def _live_evaluator(
         max_num_seqs=reference.max_num_seqs,
         replays_per_trial=replays_per_trial,
     )
+
+
+def _existing_model(model: str, folder: Path) -> str:
+    """A folder beside the study file, or a name that vLLM knows. Raises InvalidInput for a path where nothing is."""
+    if (folder / model).is_dir():
+        return str(folder / model)
+    is_path = model.startswith((".", "/", "~")) or (model.count("/") > 1 and "://" not in model)
+    if is_path and not model.endswith(".gguf") and not Path(model).expanduser().exists():
+        raise InvalidInput(
+            f"server.model: there is no {model}, neither beside the study file nor here; give the model's folder, or its "
+            "name where vLLM can find or download it, as Qwen/Qwen2.5-3B-Instruct"
+        )
+    return model
 
 
 def _from_folder(space: str | dict[str, Any], folder: Path) -> str | dict[str, Any]:

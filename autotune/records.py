@@ -100,6 +100,7 @@ class Replay:
     ack: live only, the engine's acknowledgement of the settings (`ppas_core.vllm.control.Ack`); None where a server was
         started with them.
     server_memory_bytes: live only, what the server's processes held after it; see `autotune.server_memory`.
+    failure_details: live only, reason of failed requests to what the first of them says, in a line.
     """
 
     params: PolicyParams
@@ -113,6 +114,7 @@ class Replay:
     client: ClientLag | None = None
     ack: Mapping[str, Any] | None = None
     server_memory_bytes: int | None = None
+    failure_details: Mapping[str, str] = field(default_factory=dict)
 
 
 def request_table(replays: Sequence[Replay]) -> pd.DataFrame:

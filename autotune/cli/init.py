@@ -14,7 +14,7 @@ import typer
 from rich.markup import escape
 
 from autotune.cli import console
-from autotune.cli.init_model import ModelLimits, model_limits
+from autotune.model_limits import ModelLimits, model_limits
 from autotune.server_options import DEFAULT_VOCABULARY
 from ppas_core.errors import InvalidInput
 from ppas_core.naming import did_you_mean

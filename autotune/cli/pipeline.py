@@ -55,8 +55,10 @@ def run_study(
 
 def write_exports(results: StudyResults, run: RunFolder, output: Path, setting: Setting | None) -> tuple[Path, ...]:
     """The export of a finished study, or of another `setting` of it, made again from its run folder."""
-    plan = make_plan(run.spec(), run.path)
-    return write_export(results, output, setting=setting, cost=_cost(plan, setting or results.exported))
+    spec = run.spec()
+    # Of a live study no plan: the model that it names may be on another machine by now.
+    cost = None if spec.backend == "vllm" else _cost(make_plan(spec, run.path), setting or results.exported)
+    return write_export(results, output, setting=setting, cost=cost)
 
 
 def _cost(plan: Plan, setting: Setting) -> Callable[[PolicyParams], float] | None:

@@ -90,7 +90,7 @@ def read_answer(raw: RawAnswer, prompt_tokens: int, output_tokens: int) -> Readi
     reading = Reading()
     if raw.http_status not in (0, 200):
         reading.status = HTTP_STATUS
-        reading.detail = f"{raw.http_status}: {_shorten(raw.body.decode(errors='replace'))}"
+        reading.detail = f"{raw.http_status}: {_shorten(_message(raw.body))}"
         return reading
     usage: dict[str, Any] | None = None
     complete = False
@@ -156,6 +156,18 @@ def _check_lengths(reading: Reading, usage: dict[str, Any] | None, prompt_tokens
     if not received:
         return _failed(reading, WRONG_LENGTH, "no event carried a token or text, so no token has a time")
     return reading
+
+
+def _message(body: bytes) -> str:
+    """What a refusal says: the first line of its message, as vLLM wraps it under `error` or older releases at the top."""
+    text = body.decode(errors="replace")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    inner = data.get("error", data) if isinstance(data, dict) else None
+    message = inner.get("message") if isinstance(inner, dict) else inner
+    return message.strip().partition("\n")[0] if isinstance(message, str) and message.strip() else text
 
 
 def _failed(reading: Reading, status: str, detail: str) -> Reading:

@@ -10,11 +10,13 @@ import numpy as np
 
 from autotune import metrics
 from autotune.records import FloatArray, IntArray, RequestRecords
-from autotune.replay.answer import CLIENT_LIMIT, OK, UNSENT, RawAnswer, read_answer
+from autotune.replay.answer import CLIENT_LIMIT, HTTP_STATUS, OK, UNSENT, RawAnswer, read_answer
 
 LAG_BOUND_S: Final = 0.005
 LAG_BOUND_OF_MEAN_LATENCY: Final = 0.01
 MAX_STALLED_SHARE: Final = 0.01
+_IN_SHORT: Final = 200
+"""Characters of a failure's detail that a study's reason keeps."""
 
 Turn = tuple[int, int, float]
 """A turn that waits for an answer: its place in the trace, the place of the turn before, and the think time in seconds."""
@@ -87,12 +89,28 @@ class ReplayOutcome:
             **dict(sorted(failures.items())),
         }
 
+    def failure_details(self) -> dict[str, str]:
+        """Each reason of failures to what its first one says, such as `HTTP 400: too long`, without secrets."""
+        found: dict[str, str] = {}
+        for status, detail in zip(self.records.status, self.details, strict=True):
+            if status not in (OK, UNSENT) and detail:
+                found.setdefault(status, _in_short(f"HTTP {detail}" if status == HTTP_STATUS else detail))
+        return found
+
     def first_failure(self) -> str | None:
         """The first failed request in words; None when all completed."""
         for index, (status, detail) in enumerate(zip(self.records.status, self.details, strict=True)):
             if status not in ("ok", UNSENT):
                 return f"request {index}: {status}" + (f": {detail}" if detail else "")
         return None
+
+
+def _in_short(detail: str) -> str:
+    """`detail` without secrets, cut to `_IN_SHORT` characters."""
+    from autotune.export.flags import scrubbed_text  # its package reads results
+
+    line = scrubbed_text(detail)
+    return line if len(line) <= _IN_SHORT else line[: _IN_SHORT - 1] + "…"
 
 
 def make_outcome(

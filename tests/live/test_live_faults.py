@@ -32,7 +32,7 @@ def reasons(swept: list[Swept]) -> dict[str, str | None]:
 
 def test_whatever_a_server_does_to_requests_is_recorded_with_its_reason_and_never_scored(tmp_path: Path) -> None:
     faults = {
-        256: ("refuse half", "http_status"),
+        256: ("refuse half", "of 5 requests: HTTP 503: too busy today"),
         384: ("cut", "cut_stream"),
         512: ("error event", "stream_error"),
         640: ("no usage", "wrong_length"),
@@ -126,7 +126,9 @@ def test_a_server_that_does_not_start_again_after_a_death_stops_the_study_at_onc
 
 def test_a_reference_that_the_server_refuses_stops_the_study_before_any_trial(tmp_path: Path) -> None:
     path = write_study(tmp_path, own_server(tmp_path, by_setting={REFERENCE.label(): "refuse"}))
-    with pytest.raises(NoResult, match=r"the reference .* cannot be measured: .*5 http_status of 5"):
+    with pytest.raises(
+        NoResult, match=r"the reference .* cannot be measured: .*5 of 5 requests: HTTP 503: too busy today"
+    ):
         tune(plan_of(path), tmp_path / "run")
     assert not (tmp_path / "run/trials").exists()
 

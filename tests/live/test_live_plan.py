@@ -81,6 +81,38 @@ def test_settings_of_another_sequence_cap_are_refused_before_anything_starts(tmp
         make_plan(parse_spec(study, "test"), tmp_path)
 
 
+@pytest.mark.parametrize("flag", [["--max-model-len", "8k"], ["--max_model_len=8000"]])
+def test_requests_that_the_server_would_refuse_are_refused_before_it_starts(tmp_path: Path, flag: list[str]) -> None:
+    study = {"name": "x", "backend": "vllm", "server": {"model": "org/name", "flags": flag}}
+    long = {"family": "rag-bursts", "rates_per_s": [1.0], "prompt_tokens": 7990, "output_tokens": 32}
+    with pytest.raises(InvalidInput) as caught:
+        make_plan(parse_spec({**study, "workload": long}, "test"), tmp_path)
+    said = str(caught.value)
+    assert said.startswith(
+        "trace 'rag-bursts λ=1 p7990 o32 seed 0', request 0: 7990 prompt and 32 output tokens are 8022"
+    ), said
+    assert "--max-model-len allows 8000" in said
+    assert said.endswith("choose shorter ones in `workload` or a larger --max-model-len")
+    make_plan(parse_spec({**study, "workload": {**long, "prompt_tokens": 7968}}, "test"), tmp_path)
+
+
+@pytest.mark.parametrize("model", ["./model", "../model", "/no/such/model", "~/no/such/model", "models/of/mine"])
+def test_a_models_folder_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path, model: str) -> None:
+    spec = parse_spec({"name": "x", "backend": "vllm", "server": {"model": model}}, "test")
+    with pytest.raises(InvalidInput, match=f"there is no {model}, neither beside the study file nor here"):
+        make_plan(spec, tmp_path)
+    if model.startswith("./"):
+        (tmp_path / model).mkdir()
+        make_plan(spec, tmp_path)
+
+
+@pytest.mark.parametrize("model", ["org/name", "name", "s3://bucket/a/model", "org/name/file.gguf"])
+def test_what_only_vllm_can_find_is_left_to_vllm(tmp_path: Path, model: str) -> None:
+    make_plan(parse_spec({"name": "x", "backend": "vllm", "server": {"model": model}}, "test"), tmp_path)
+    there = {"model": "/on/its/own/machine", "url": "http://127.0.0.1:9", "settings_file": "s.json"}
+    make_plan(parse_spec({"name": "x", "backend": "vllm", "server": there}, "test"), tmp_path)
+
+
 def test_a_replay_outside_a_session_is_our_own_bug() -> None:
     evaluator = LiveEvaluator(ServerOptions("m"), budget=2048, max_num_seqs=256)
     with pytest.raises(AssertionError, match="within its session"):
@@ -111,4 +143,4 @@ def test_the_live_examples_plan_what_their_comments_say(name: str, waits: bool) 
     # Measured on two cores: a prompt of 1,500 tokens takes about 0.13 s with small-qwen2 and 0.02 s with tiny-qwen2.
     token_s = {"small-qwen2": 0.13 / 1500, "tiny-qwen2": 0.02 / 1500}[Path(str(plan.spec.server.model)).name]
     asked = [sum(r.prompt_tokens for r in trace.requests) / trace.requests[-1].arrival_s for trace in plan.tuning]
-    assert (max(asked) * token_s > 0.6) == waits, asked
+    assert (max(asked) * token_s > 0.4) == waits, asked

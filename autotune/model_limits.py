@@ -8,11 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ppas_core.errors import InvalidInput
 from ppas_core.plain_json import load_json
+from traces.format import Trace
 
+FLAG: Final = "--max-model-len"
 _LENGTH: Final = re.compile(r"(\d{1,9})(?:\.0*)?([kKmM]?)")
 _UNITS: Final = {"": 1, "k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2}
 """As vLLM reads `--max-model-len 32k`."""
+
+_OVERRIDES: Final = ("--hf-o", "--hf-c", "--config")
+"""Flags that may say another length than the model's folder does."""
 
 _MAX_BYTES: Final = 16 * 1024 * 1024
 """More than any config.json has; of a larger one nothing is known."""
@@ -40,14 +46,30 @@ def model_limits(model: str, flags: Sequence[str]) -> ModelLimits:
     data = _config(Path(model))
     text = data.get("text_config")
     both = [data, text if isinstance(text, dict) else {}]
+    given = grouped(flags)
     # What stretches positions makes room for more, by rules of vLLM's own: then nobody says.
-    longest = None if any(map(_stretches, both)) else _first(both, "max_position_embeddings")
+    stretched = any(map(_stretches, both)) or any(flag.name.startswith(_OVERRIDES) for flag in given)
+    longest = None if stretched else _first(both, "max_position_embeddings")
     says = "the model's config.json"
-    for flag in grouped(flags):
-        if is_flag(flag.name, "--max-model-len", "--max-model-l") and flag.values:
+    for flag in given:
+        if is_flag(flag.name, FLAG, "--max-model-l") and flag.values:
             match = _LENGTH.fullmatch(flag.values[0])
-            longest, says = (int(match[1]) * _UNITS[match[2]] if match else None), "--max-model-len"
+            longest, says = (int(match[1]) * _UNITS[match[2]] if match else None), FLAG
     return ModelLimits(_first(both, "vocab_size"), longest, says)
+
+
+def require_room(limits: ModelLimits, trace: Trace) -> None:
+    """Raises InvalidInput where the server would refuse a request of `trace`: it is longer than `limits` allow."""
+    most = limits.longest_tokens
+    for index, request in enumerate(trace.requests):
+        prompt, output = request.prompt_tokens, request.output_tokens
+        if most is not None and prompt + output > most:
+            longer = " or a larger --max-model-len" if limits.says == FLAG else ""
+            raise InvalidInput(
+                f"trace {trace.name!r}, request {index}: {prompt} prompt and {output} output tokens are {prompt + output}, "
+                f"but {limits.says} allows {most}, and the server would refuse them; choose shorter ones in "
+                f"`workload`{longer}"
+            )
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -64,6 +86,7 @@ def _config(folder: Path) -> dict[str, Any]:
 def _stretches(place: dict[str, Any]) -> bool:
     """Whether positions beyond `max_position_embeddings` may be served: it is the length before scaling, as with YaRN."""
     scaling = [found for key in ("rope_scaling", "rope_parameters") if isinstance(found := place.get(key), dict)]
+    scaling += [found for by_layer in scaling for found in by_layer.values() if isinstance(found, dict)]
     return any(isinstance(factor := found.get("factor"), int | float) and factor > 1 for found in scaling)
 
 
