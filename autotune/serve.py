@@ -24,6 +24,7 @@ from types import FrameType
 from typing import Any, Final
 
 from ppas_core.errors import InvalidInput
+from ppas_core.plain_json import load_json
 from ppas_core.policy import PolicyParams
 from ppas_core.vllm.settings import POLICY_KEY
 
@@ -39,6 +40,8 @@ _NO_CONFIGS: Final = (
     ("a file for containers", {"services", "servingEngineSpec", "apiVersion"}, "vllm.yaml beside it"),
 )
 """What people give in place of an export, the keys that vLLM's flags do not have, and what to give instead."""
+_PLACEHOLDER: Final = "MODEL"
+"""What commands in exports and documents have where the reader's own model goes."""
 _SET_PARENT_DEATH_SIGNAL: Final = 1
 """PR_SET_PDEATHSIG of Linux's prctl."""
 
@@ -61,10 +64,11 @@ def serve_command(
 ) -> ServeCommand:
     """The command that serves `model` with the export `config` and further `vllm serve` flags, passed on as they are.
 
-    Raises InvalidInput when the export cannot be used or vLLM is not installed.
+    Raises InvalidInput when the export cannot be used, the model's folder is not there, or vLLM is not installed.
     """
     if config is not None:
         check_config(config)
+    check_model(model, config)
     rest = [*(() if config is None else ("--config", str(config))), *flags]
     environment = _environment_for_ppas_core()
     if (script := _working_console_script(python)) is not None:
@@ -102,6 +106,34 @@ def check_config(config: Path) -> PolicyParams | None:
         return None if policy is None else PolicyParams.from_dict(policy)
     except InvalidInput as error:
         raise InvalidInput(f"{config}: {error}") from None
+
+
+def check_model(model: str, config: Path | None = None) -> None:
+    """Raises InvalidInput when `model` can only be a folder and is not there; a name is vLLM's own to look for.
+
+    What looks like a name is a folder where the export of `config` says that the study's was one, and where it lies above
+    that export.
+    """
+    if os.path.exists(model) or "://" in model:
+        return
+    if model == _PLACEHOLDER:
+        raise InvalidInput(f"{model} stands for your model; give its name, or the path of its folder")
+    recorded = None if config is None else _recorded_as_folder(model, config)
+    above = [] if config is None or recorded is False else config.resolve().parents
+    found = next((str(folder / model) for folder in above if (folder / model / "config.json").is_file()), None)
+    is_path = model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1
+    if found is not None or recorded or (is_path and not model.endswith(".gguf")):
+        remedy = f"give {found}" if found is not None else "give its path from here, or a name that vLLM knows"
+        raise InvalidInput(f"model {model}: there is no such folder in {os.getcwd()}; {remedy}")
+
+
+def _recorded_as_folder(model: str, config: Path) -> bool | None:
+    """Whether the export of `config` says that its study read `model` from a folder; None where it says nothing of that."""
+    try:
+        measured = load_json(config.with_name("settings.json").read_bytes())["measured_on"]
+        return bool(measured["model_is_folder"]) if measured["model"] == model else None
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
 
 
 def run_serve(

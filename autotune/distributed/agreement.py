@@ -24,7 +24,7 @@ from ppas_core import __version__
 from ppas_core.errors import InvalidInput
 from ppas_core.plain_json import dump_json, load_json
 
-_OF_ONE_MACHINE: Final = ("url", "wrapper", "environment", "server_starts", "server")
+_OF_ONE_MACHINE: Final = ("url", "wrapper", "environment", "server_starts", "server", "model_is_folder")
 """What may differ between like machines: where the server is, and how it is started there."""
 MOST_APART: Final = 2.0
 """The reference of a like machine measures at most this many times as much as the first worker's, or as little."""

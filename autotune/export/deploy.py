@@ -39,12 +39,12 @@ class Deployment:
     """What a container needs to know beside the setting.
 
     model: a name that another machine may have, None where the study used a folder, or does not say. is_sure: false
-    where it may as well be a folder: a path beside the study file looks like a model hub's name, and the study records
-    no more than that. named: what the study calls its model, "" where it names none. version: vLLM's release, None where
-    the study does not know it. flags: the server flags of the study, without secrets. beside: those of them that
-    `vllm.yaml` cannot say. dropped: flags left out, by name. environment: names of the variables that the measured server
-    was given. server: whether the tuner started it, joined one (whose flags nobody knows), or measured none.
-    gpus: as the flags ask for.
+    where it may as well be a folder: a path beside the study file looks like a model hub's name, and studies of earlier
+    versions record no more than that. named: what the study calls its model, "" where it names none. version: vLLM's
+    release, None where the study does not know it. flags: the server flags of the study, without secrets. beside: those
+    of them that `vllm.yaml` cannot say. dropped: flags left out, by name. environment: names of the variables that the
+    measured server was given. server: whether the tuner started it, joined one (whose flags nobody knows), or measured
+    none. gpus: as the flags ask for.
     """
 
     model: str | None
@@ -64,16 +64,17 @@ class Deployment:
         measured, study = (_mapping(results.provenance, name) for name in ("measured_on", "study"))
         facts, server = _mapping(measured, "server"), _mapping(study, "server")
         named = str(measured.get("model") or facts.get("model") or "")
-        is_bucket = _BUCKET.fullmatch(named) is not None
+        is_bucket, recorded = _BUCKET.fullmatch(named) is not None, measured.get("model_is_folder")
         # A folder beside the study file is measured under another path than the study file says.
         is_name = (is_bucket or _HUB_NAME.fullmatch(named) is not None) and server.get("model", named) == named
+        is_name = is_name and recorded is not True
         version = str(facts.get("vllm_version") or measured.get("vllm_version") or "").split("+", 1)[0]
         words = server.get("flags")
         flags, dropped = without_secrets(str(word) for word in words) if isinstance(words, list | tuple) else ((), ())
         variables = measured.get("environment")
         return cls(
             model=named if is_name else None,
-            is_sure=is_bucket or not is_name,
+            is_sure=is_bucket or not is_name or recorded is False,
             named=named,
             version=version if _RELEASE.fullmatch(version) else None,
             flags=flags,
@@ -129,7 +130,12 @@ def compose(params: PolicyParams, deployment: Deployment, origin: Iterable[str])
         },
         "restart": "unless-stopped",
     }
-    lines = [*origin, "Use, beside vllm.yaml: docker compose up", *_image_lines(params), *_notes(deployment)]
+    lines = [*origin, "Use, beside vllm.yaml: docker compose up", *_image_lines(params)]
+    if deployment.named and not model:
+        lines.append(
+            "The study read its model from a folder: set MODEL to a name, or mount the folder and set its path there."
+        )
+    lines += _notes(deployment)
     body = {"services": {"vllm": service}, "volumes": {"models": {}}}
     return header(lines, params) + yaml_text(body)
 
@@ -281,12 +287,15 @@ def _why_no_model(deployment: Deployment) -> str:
 
 def _notes(deployment: Deployment) -> list[str]:
     notes = [f"Left out, since a file is no place for a secret: {one_line(name)}." for name in deployment.dropped]
-    if not deployment.is_sure:
-        notes.append(
-            f"The study calls its model {deployment.model}: a name, or a folder of that name where it ran; it does not "
-            "record which."
-        )
-    return notes
+    return notes if deployment.is_sure else [*notes, unsure_model(deployment)]
+
+
+def unsure_model(deployment: Deployment) -> str:
+    """What is to be said of a model that is not `is_sure`."""
+    return (
+        f"The study calls its model {deployment.model}: a name, or a folder of that name where it ran; it does not "
+        "record which."
+    )
 
 
 def _version_variable(deployment: Deployment) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 from autotune.export.common import one_line
-from autotune.export.deploy import Deployment
+from autotune.export.deploy import Deployment, unsure_model
 from autotune.results import StudyResults
 
 INDEX_FILE: Final = "README.md"
@@ -37,20 +38,27 @@ _USES: Final = {
 
 
 def serve_lines(results: StudyResults, config: Path) -> list[str]:
-    """The command that serves with the export `config`, to copy, and what has to be added to it: a secret, a model."""
+    """The command that serves with the export `config`, to copy here, and what has to be added to it: a secret, a model."""
     deployment = Deployment.of(results)
-    lines = [_serve(str(config), deployment)]
+    is_here = os.path.isdir(deployment.named)
+    lines = [_serve(str(config), deployment, deployment.named if is_here else _model(deployment))]
     if deployment.dropped:
         lines.append(f"add {', '.join(one_line(name) for name in deployment.dropped)}: no file holds a secret")
     if not deployment.named:
         lines.append("MODEL is yours to name: the study names none")
+    elif not is_here and _is_elsewhere(deployment):
+        lines.append(_where_model_is(deployment))
     return lines
 
 
 def index(names: Iterable[str], deployment: Deployment, origin: Iterable[str]) -> str:
     """`README.md`: what each of the files `names` is, and the command that takes it."""
-    quoted = [*origin, "To serve with it, in this folder:", "", f"  {_serve('vllm.yaml', deployment)}"]
-    if notes := server_lines(deployment):
+    quoted = [*origin, "To serve with it, in this folder:", ""]
+    quoted.append(f"  {_serve('vllm.yaml', deployment, _model(deployment))}")
+    notes = [_where_model_is(deployment)] if _is_elsewhere(deployment) else []
+    if not deployment.is_sure:
+        notes.append(unsure_model(deployment))
+    if notes := [*notes, *server_lines(deployment)]:
         quoted += ["", *notes]
     rows = [(name, *_USES[name]) for name in names]
     lines = [
@@ -90,5 +98,19 @@ def server_lines(deployment: Deployment) -> list[str]:
     return lines
 
 
-def _serve(config: str, deployment: Deployment) -> str:
-    return one_line(shlex.join(["ppas", "serve", deployment.named or "MODEL", "--config", config, *deployment.beside]))
+def _serve(config: str, deployment: Deployment, model: str) -> str:
+    return one_line(shlex.join(["ppas", "serve", model, "--config", config, *deployment.beside]))
+
+
+def _model(deployment: Deployment) -> str:
+    """What stands for the model in a command that is typed anywhere."""
+    return "MODEL" if not deployment.named or _is_elsewhere(deployment) else deployment.named
+
+
+def _is_elsewhere(deployment: Deployment) -> bool:
+    """Whether the model was a folder that the study named from where it ran."""
+    return bool(deployment.named) and deployment.model is None and not os.path.isabs(deployment.named)
+
+
+def _where_model_is(deployment: Deployment) -> str:
+    return f"MODEL is the path of the model's folder: {one_line(deployment.named)}, seen from the folder where the study ran."

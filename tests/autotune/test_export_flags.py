@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 from test_export import STATIC, TUNED, results_of
 
-from autotune.export import load_export, words_beside, write_export
+from autotune.export import load_export, serve_lines, words_beside, write_export
 from autotune.export.config_file import placed
 from autotune.export.deploy import CHANGE_ME
 from autotune.export.flags import HIDDEN, gpus, grouped, scrubbed, without_prefix_caching, without_secrets
@@ -300,6 +300,33 @@ def test_a_model_called_as_a_hub_calls_them_is_a_name_or_a_folder_whatever_lies_
         assert f"${{MODEL:-{model}}}" in (here / "export/compose.yaml").read_text()
     assert texts[0] == texts[1], "the folder where an export is written is no fact about the study"
     assert f"The study calls its model {model}: a name, or a folder of that name where it ran" in texts[0]
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_a_study_that_records_whether_its_model_was_a_folder_leaves_no_doubt(is_folder: bool, tmp_path: Path) -> None:
+    provenance = live([], "models/mine")
+    provenance["measured_on"]["model_is_folder"] = is_folder
+    write_export(results_of(STATIC, provenance=provenance), tmp_path)
+    readme, pods = (tmp_path / "README.md").read_text(), (tmp_path / "kubernetes.yaml").read_text()
+    assert "it does not record which" not in readme + pods
+    assert args_of(tmp_path)[0] == (CHANGE_ME if is_folder else "models/mine")
+    assert f"ppas serve {'MODEL' if is_folder else 'models/mine'} --config vllm.yaml\n" in readme
+    seen = "MODEL is the path of the model's folder: models/mine, seen from the folder where the study ran."
+    assert (seen in readme) is is_folder
+    assert ("mount the folder" in (tmp_path / "compose.yaml").read_text()) is is_folder
+
+
+def test_the_command_that_is_printed_works_here_or_says_from_where_the_folder_was_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = results_of(STATIC, provenance=live([], "mine", "studies/mine"))
+    monkeypatch.chdir(tmp_path)
+    away = serve_lines(results, Path("run/export/vllm.yaml"))
+    (tmp_path / "studies/mine").mkdir(parents=True)
+    here = serve_lines(results, Path("run/export/vllm.yaml"))
+    assert here == ["ppas serve studies/mine --config run/export/vllm.yaml"]
+    assert away[0] == "ppas serve MODEL --config run/export/vllm.yaml"
+    assert "studies/mine, seen from the folder where the study ran" in away[1]
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,48 @@ def test_an_unusable_export_is_refused_before_anything_starts(
         serve.serve_command("model", tmp_path / name, ())
 
 
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("MODEL", "stands for your model"),
+        ("./none", "no such folder"),
+        ("/no/where", "no such folder"),
+        ("a/b/c", "no such folder"),
+        ("models/mine", r"no such folder in .*; give /.*/models/mine$"),
+        ("was/a-folder", "no such folder in .*; give its path from here"),
+    ],
+)
+def test_a_models_folder_that_is_not_there_is_refused_before_anything_starts(
+    tmp_path: Path, model: str, message: str
+) -> None:
+    (tmp_path / "models/mine").mkdir(parents=True)
+    (tmp_path / "models/mine/config.json").write_text("{}")
+    export = tmp_path / "run/export"
+    export.mkdir(parents=True)
+    (export / "vllm.yaml").write_text("max-num-seqs: 8\n")
+    (export / "settings.json").write_text('{"measured_on": {"model": "was/a-folder", "model_is_folder": true}}')
+    with pytest.raises(InvalidInput, match=message):
+        serve.serve_command(model, export / "vllm.yaml", ())
+
+
+def test_what_may_be_a_name_is_left_to_vllm_and_a_folder_that_is_there_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "vllm.yaml").write_text("max-num-seqs: 8\n")
+    (tmp_path / "org/model").mkdir(parents=True)
+    (tmp_path / "org/model/config.json").write_text("{}")
+    for recorded in (
+        '{"measured_on": {"model": "org/model", "model_is_folder": false}}',
+        "[",
+        "[]",
+        '{"measured_on": 1}',
+    ):
+        (tmp_path / "settings.json").write_text(recorded)
+        for model in ("gpt2", "org/other", "s3://bucket/a/b", "org/repo/weights.gguf", str(tmp_path)):
+            serve.check_model(model, tmp_path / "vllm.yaml")
+    (tmp_path / "settings.json").write_text('{"measured_on": {"model": "org/model", "model_is_folder": false}}')
+    serve.check_model("org/model", tmp_path / "vllm.yaml")
+    serve.check_model("org/model")
+
+
 def test_the_doctor_says_what_the_variables_do_and_what_is_wrong_with_them() -> None:
     lines: list[str] = []
     doctor.run_doctor(lines.append, {"PPAS_ENABLED": "1", "PPAS_B_CAP": "768"})
