@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 from autotune.replay.run import base_url
 from autotune.serve import DEFAULT_GRACE_S, ServeCommand, serve_command
 from autotune.server_facts import ServerFacts, read_facts
-from autotune.server_failures import StartFailure, diagnose, failure
+from autotune.server_failures import Diagnosis, StartFailure, diagnose, failure
 from ppas_core.errors import InvalidInput
 
 HOST: Final = "127.0.0.1"
@@ -38,7 +38,7 @@ reaches the engine."""
 _POLL_S: Final = 0.2
 _PORT_TRIES: Final = 3
 _LOG_READ_BYTES: Final = 4 * 2**20
-_TAIL_LINES: Final = 15
+_TAIL_LINES: Final = 10
 
 
 @dataclass(eq=False)
@@ -164,7 +164,7 @@ def launch(
         healthy_s = time.monotonic() - start_s
         facts = _facts(launched, url)
         if needs_ppas and facts.scheduler is None:
-            raise failure(StartFailure.SCHEDULER_NOT_LOADED, "its log names no P-PAS scheduler", launched.tail())
+            raise failure(StartFailure.SCHEDULER_NOT_LOADED, "its log names no P-PAS scheduler", log=log)
     except BaseException:
         launched.stop()
         raise
@@ -196,12 +196,11 @@ def _wait_until_healthy(
     while not is_healthy(url):
         launched.find_leader()
         if launched.ended() is not None:
-            kind, line = diagnose(launched.log_text(), launched.exit_code)
-            raise failure(kind, line, launched.tail())
+            raise failure(*diagnose(launched.log_text(), launched.exit_code), log=launched.log)
         now_s = time.monotonic()
         if now_s - start_s > timeout_s:
             tail = launched.tail()
-            raise failure(StartFailure.HUNG, f"not healthy after {timeout_s:g} s", tail)
+            raise failure(StartFailure.HUNG, f"not healthy after {timeout_s:g} s", tail, log=launched.log)
         if waiting is not None and now_s - told_s >= 1:
             told_s = now_s
             waiting(now_s - start_s, launched.tail(1).strip())
@@ -213,10 +212,10 @@ def _facts(launched: _Launched, url: str) -> ServerFacts:
     try:
         return read_facts(url, launched.log_text())
     except OSError as error:
-        kind, line = StartFailure.HUNG, f"it was healthy and then did not answer ({error})"
+        found = Diagnosis(StartFailure.HUNG, f"it was healthy and then did not answer ({error})", launched.tail())
         if launched.ended() is not None:
-            kind, line = diagnose(launched.log_text(), launched.exit_code)
-        raise failure(kind, line, launched.tail()) from None
+            found = diagnose(launched.log_text(), launched.exit_code)
+        raise failure(*found, log=launched.log) from None
 
 
 def is_healthy(url: str) -> bool:

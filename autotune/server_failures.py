@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from enum import StrEnum
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
 from ppas_core.errors import InvalidInput, NoResult
 
@@ -37,7 +39,7 @@ _INPUT: Final = {StartFailure.BAD_FLAG, StartFailure.PORT_TAKEN, StartFailure.MO
 
 _REMEDIES: Final = {
     StartFailure.OUT_OF_MEMORY: "lower --max-num-batched-tokens, --max-model-len or --gpu-memory-utilization, or end "
-    "what else uses the memory",
+    "what else uses the memory; without a GPU, --kv-cache-memory-bytes says how much is taken",
     StartFailure.BAD_FLAG: "correct the flag; `vllm serve --help` of this version lists them",
     StartFailure.PORT_TAKEN: "end what listens there, or name no port to have a free one chosen",
     StartFailure.MODEL_NOT_FOUND: "give the model's folder, or its name where it can be downloaded",
@@ -74,26 +76,78 @@ _SIGNS: Final = (
     ),
 )  # fmt: skip
 _KILLED: Final = 128 + 9
+_PREFIX: Final = re.compile(r"^(?:\([\w -]+ pid=\d+\)\s?)?(?:[A-Z]+ \d\d-\d\d [\d:]+ \[[^\]]*\]\s?)?")
+"""What vLLM's processes and its logger put before a line."""
+_CODE: Final = re.compile(r"^\s*(?:raise\b|File \"|\^+$|[~^ ]+$|return\b)|[(,]$")
+"""Lines of a traceback that are somebody's source, and say nothing by themselves."""
+_EXCEPTION: Final = re.compile(r"^[A-Za-z_][\w.]*(?:Error|Exception): \S")
+_REFERS: Final = "See root cause"
+"""Stands in vLLM's last exception, which another one caused."""
+_MODEL_IN_WORDS: Final = (
+    (
+        r"LocalEntryNotFoundError|OfflineModeIsEnabled",
+        "vLLM has none of that name on this machine and could not download it",
+    ),
+    (r"Repository ?Not ?Found", "the hub has none of that name, or asks for a token of somebody who may see it"),
+    (r"gated repo", "the hub gives it only to those who may have it, and asks for their token"),
+)
+_LONGEST: Final = 400
+_BEFORE: Final = 4
+"""Lines of the log before the cause that are shown."""
 
 
-def diagnose(log: str, exit_code: int | None) -> tuple[StartFailure, str]:
-    """The kind of failure that `log` shows, and the line that shows it."""
+class Diagnosis(NamedTuple):
+    """kind: of the failure. cause: in a line. before: the log's lines that lead to it, without what loggers add."""
+
+    kind: StartFailure
+    cause: str
+    before: str = ""
+
+
+def diagnose(log: str, exit_code: int | None) -> Diagnosis:
+    """Why the server whose log this is did not start."""
+    lines = [_PREFIX.sub("", line).rstrip() for line in log.splitlines()]
     for kind, sign in _SIGNS:
-        if match := re.search(sign, log):
-            start = log.rfind("\n", 0, match.start()) + 1
-            end = log.find("\n", match.end())
-            line = log[start : end if end >= 0 else None].strip()
-            return kind, line if len(line) <= 400 else line[:399] + "…"
+        shown = [place for place, line in enumerate(lines) if re.search(sign, line)]
+        if shown:
+            place = next((place for place in shown if not _CODE.search(lines[place])), shown[0])
+            return Diagnosis(kind, _in_words(kind, lines[place].strip()), _lead(lines, place))
     if exit_code == _KILLED:
-        return StartFailure.OUT_OF_MEMORY, "it was killed without a word, as the kernel does when memory runs out"
-    return StartFailure.DIED, f"exit code {exit_code}"
+        killed = "it was killed without a word, as the kernel does when memory runs out"
+        return Diagnosis(StartFailure.OUT_OF_MEMORY, killed, _lead(lines, len(lines)))
+    raised = [place for place, line in enumerate(lines) if _EXCEPTION.match(line) and _REFERS not in line]
+    if not raised:
+        return Diagnosis(StartFailure.DIED, f"exit code {exit_code}", _lead(lines, len(lines)))
+    return Diagnosis(StartFailure.DIED, f"exit code {exit_code}: {_cut(lines[raised[-1]])}", _lead(lines, raised[-1]))
 
 
-def failure(kind: StartFailure, line: str, tail: str = "") -> ServerInputError | ServerFailed:
-    """The error to raise: what happened, the remedy, the end of the log."""
+def _in_words(kind: StartFailure, line: str) -> str:
+    if kind is StartFailure.MODEL_NOT_FOUND:
+        for sign, words in _MODEL_IN_WORDS:
+            if re.search(sign, line):
+                return f"{words} ({_cut(line, _LONGEST // 2)})"
+    return _cut(line)
+
+
+def _cut(line: str, longest: int = _LONGEST) -> str:
+    return line if len(line) <= longest else f"{line[: longest - 1]}…"
+
+
+def _lead(lines: Sequence[str], place: int) -> str:
+    """The last lines before `place` that tell something; a traceback's lines do not."""
+    said = [_cut(line) for line in lines[:place] if line and not line.startswith((" ", "Traceback "))]
+    return "\n".join(said[-_BEFORE:])
+
+
+def failure(
+    kind: StartFailure, line: str, shown: str = "", *, log: Path | None = None
+) -> ServerInputError | ServerFailed:
+    """The error to raise: what happened, the remedy, then `shown`, lines of the log, and where the whole log is."""
     message = f"the server did not start: {kind}: {line}; {_REMEDIES[kind]}"
-    if tail:
-        message += f"\nThe end of its log:\n{tail}"
+    if log is not None:
+        message += f"\nThe log: {log}"
+    if shown:
+        message += f"\nFrom it:\n{shown}"
     error = ServerInputError(message) if kind in _INPUT else ServerFailed(message)
     error.kind = kind
     return error

@@ -205,13 +205,48 @@ def test_a_second_start_into_the_same_log_is_judged_by_its_own_lines(tmp_path: P
 )
 def test_failed_starts_are_told_apart_by_their_log(tmp_path: Path, line: str, kind: StartFailure) -> None:
     """Lines as vLLM 0.27.1 wrote them, the two about GPU memory from its source."""
-    code = f"import sys; print('Loading'); print({line!r}); print('later noise'); sys.exit(1)"
+    prefix = "(EngineCore pid=7) ERROR 11-30 19:34:55 [core.py:12] "
+    code = f"import sys; print('Loading'); print({prefix!r} + {line!r}); print('later noise'); sys.exit(1)"
     with pytest.raises((ServerInputError, ServerFailed)) as raised:
         launch(ServeCommand((sys.executable, "-c", code), {}), free_port(), log=tmp_path / "log")
     assert raised.value.kind is kind
     assert isinstance(raised.value, InvalidInput) == (kind in ("bad flag", "port taken", "model not found"))
-    assert "later noise" in str(raised.value)
-    assert kind is StartFailure.DIED or line in str(raised.value)
+    said = str(raised.value)
+    assert f"The log: {tmp_path / 'log'}" in said
+    assert "Loading" in said
+    if kind is StartFailure.DIED:
+        assert said.endswith("later noise")
+    else:
+        assert line in said.splitlines()[0], "the cause comes first"
+        assert "pid=7" not in said.splitlines()[0]
+        assert "later noise" not in said
+
+
+def test_the_cause_is_what_was_raised_first_and_not_the_source_that_raised_it() -> None:
+    """As vLLM 0.27.1 ended without a network, shortened."""
+    log = "\n".join(
+        f"(APIServer pid=19359) {line}"
+        for line in (
+            "Resolved architecture",
+            "Traceback (most recent call last):",
+            "    raise LocalEntryNotFoundError(",
+            "huggingface_hub.errors.LocalEntryNotFoundError: An error happened while trying to locate the file on the Hub",
+            "The above exception was the direct cause of the following exception:",
+            "    raise OSError(",
+            "           ^^^^^^^^",
+            "OSError: We couldn't connect to the hub, and couldn't find them in the cached files.",
+        )
+    )
+    found = diagnose(log, 1)
+    assert found.kind is StartFailure.MODEL_NOT_FOUND
+    assert found.cause.startswith("vLLM has none of that name on this machine and could not download it (hugging")
+    assert found.before == "Resolved architecture"
+
+
+def test_of_an_unknown_cause_the_exception_is_told_that_caused_the_others() -> None:
+    lines = ["ValueError: the model is of another world", "RuntimeError: it failed. See root cause above.", "bye"]
+    log = "\n".join(f"ERROR 11-30 19:34:55 [core.py:912] {line}" for line in lines)
+    assert diagnose(log, 1)[:2] == (StartFailure.DIED, "exit code 1: ValueError: the model is of another world")
 
 
 def test_a_start_killed_without_a_word_is_called_out_of_memory() -> None:
