@@ -75,11 +75,13 @@ def choose(
     *,
     protect: Mapping[str, float] = MappingProxyType({}),
     tie_pct: float = 0.5,
+    noise_pct: float | None = None,
 ) -> Choice:
     """Applies the rule above to `candidates`, of which number `reference` is the reference.
 
     protect: regimes in which the pick must not be worse than the reference, with the difference in per cent that says
-    nothing there. Raises NoResult without candidates.
+    nothing there. noise_pct: the largest difference that noise alone makes between two candidates; it changes no choice, it
+    says how many are as good as the pick for all that is known. None without noise. Raises NoResult without candidates.
     """
     if not candidates:
         raise NoResult("no setting was measured without a failure; see the trials' reasons")
@@ -92,19 +94,19 @@ def choose(
     label += " together (geometric mean of their ratios)" if len(preferred) > 1 else ""
     excluded = len(candidates) - len(allowed)
     note = f"; {excluded} settings were left out for harming a protected regime" if excluded else ""
-    if reference in ties:
-        return Choice(
-            reference, f"The reference is within {tie_pct:g} % of the best setting on {label}, so it is kept{note}."
-        )
     pick = min(ties, key=lambda i: (_distance(candidates[i].params, base.params), scores[i], i))
-    return Choice(
-        pick,
-        f"Of {len(allowed)} settings {len(ties)} lie within {tie_pct:g} % of the best on {label}; "
-        f"of these, {candidates[pick].params.label()} is nearest to the reference{note}."
-        if len(ties) > 1
-        else f"Of {len(allowed)} settings {candidates[pick].params.label()} is the best on {label}, and no other lies "
-        f"within {tie_pct:g} % of it{note}.",
-    )
+    name = candidates[pick].params.label()
+    if reference in ties:
+        pick = reference
+        said = f"The reference is within {tie_pct:g} % of the best setting on {label}, so it is kept"
+    elif len(ties) > 1:
+        said = f"Of {len(allowed)} settings {len(ties)} lie within {tie_pct:g} % of the best on {label}; "
+        said += f"of these, {name} is nearest to the reference"
+    else:
+        said = f"Of {len(allowed)} settings {name} is the best on {label}"
+        said += "" if noise_pct is not None else f", and no other lies within {tie_pct:g} % of it"
+    alike = "" if noise_pct is None else f" {_alike(scores, pick, noise_pct)}"
+    return Choice(pick, f"{said}{note}.{alike}")
 
 
 def settle(
@@ -244,6 +246,18 @@ def costs(comparison: PairedComparison, preferred: Sequence[str]) -> list[str]:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _alike(scores: Mapping[int, float], pick: int, noise_pct: float) -> str:
+    """How many settings cannot be told from the pick by noise, in words."""
+    alike = sum(100 * abs(math.log(score / scores[pick])) <= noise_pct for i, score in scores.items() if i != pick)
+    if not alike:
+        return f"No other lies within the {noise_pct:.1f} % that noise alone may put between two trials."
+    one = alike == 1
+    return (
+        f"{_count(alike, 'other')} cannot be told from it: {'it lies' if one else 'they lie'} within the {noise_pct:.1f} % "
+        "that noise alone may put between two trials."
+    )
 
 
 def _harmed(candidate: Candidate, reference: Candidate, preferred: Sequence[str], protect: Mapping[str, float]) -> bool:

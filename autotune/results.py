@@ -200,6 +200,8 @@ class NoiseInfo(_Model):
     """What an A/A measurement of the reference showed, in per cent; see `autotune.noise.NoiseFloor`.
 
     visible_held_out_pct: the smallest difference that the held-out comparison can see; a smaller gain is no winner.
+    alike_pct: the largest difference that noise alone makes between two trials, at the study's confidence; trials within
+    it cannot be told apart. None in results of an earlier version.
     further: measurements beyond the A/A test, of settings that did the same, which widened it.
     """
 
@@ -212,6 +214,7 @@ class NoiseInfo(_Model):
     num_traces: int
     further: int = 0
     freedom: int = 0
+    alike_pct: float | None = None
 
 
 class DriftPoint(_Model):
@@ -367,7 +370,8 @@ class StudyResults(_Model):
     exported: what is exported (the reference, when there is no clear winner).
     importance: metric name to dimension name to share, summing to 1; with the method's name.
     hypervolume: arm name (`search`, `random`) to the hypervolume of the front after each of its trials.
-    noise: the A/A measurement, one entry per preferred metric; empty where measurements do not vary.
+    noise: the A/A measurement, one entry per preferred metric; empty where measurements do not vary. noise_beside: the
+    same of the other objectives, which decide nothing.
     drift: the reference re-measured during the search. cold: the export on a cold server; None for a simulated study.
     server_memory: whether a live study's server leaked; None where its memory is not known.
     maps: simulated maps over b_max and b_cap, one for each n_th and t_large; empty where nothing was swept.
@@ -411,6 +415,7 @@ class StudyResults(_Model):
     not_identified: dict[str, str]
     warnings: list[str]
     noise: list[NoiseInfo] = []
+    noise_beside: list[NoiseInfo] = []
     drift: list[DriftPoint] = []
     cold: ColdCheck | None = None
     server_memory: ServerMemory | None = None

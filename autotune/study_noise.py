@@ -7,6 +7,7 @@ settings that did the very same as each other, count as further A/A samples. The
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 
 from autotune import metrics
 from autotune.alike import Behaviour, behaviour
-from autotune.noise import NoiseFloor, pooled, undefined_on
+from autotune.noise import NoiseFloor, half_width, pooled, undefined_on
 from autotune.plan import NOISE_RUNS, Plan
 from autotune.records import FloatArray, Replay
 from autotune.results import NoiseInfo
@@ -59,10 +60,17 @@ class StudyNoise:
     @property
     def infos(self) -> list[NoiseInfo]:
         """What is known by now of each preferred metric, as results hold it."""
-        fewer = math.sqrt(len(self._plan.tuning) / len(self._plan.held_out))
-        return [
-            NoiseInfo(visible_held_out_pct=floor.visible_pct * fewer, **asdict(floor)) for floor in self._now.values()
-        ]
+        return [self._info(floor) for floor in self._now.values()]
+
+    def beside(self, names: Iterable[str]) -> list[NoiseInfo]:
+        """As `infos`, of those of `names` that are no preferred metric and whose noise is known."""
+        floors = [self.of(name) for name in names if name not in self._now]
+        return [self._info(floor) for floor in floors if floor is not None]
+
+    @property
+    def alike_pct(self) -> float:
+        """The largest difference that noise alone makes between two trials in a preferred metric."""
+        return max(self._alike_pct(floor) for floor in self._now.values())
 
     @property
     def before_pct(self) -> float:
@@ -121,6 +129,15 @@ class StudyNoise:
                 )
                 self._now[metric] = found if found.visible_pct > first.visible_pct else first
 
+    def _info(self, floor: NoiseFloor) -> NoiseInfo:
+        fewer = math.sqrt(len(self._plan.tuning) / len(self._plan.held_out))
+        alike_pct = self._alike_pct(floor)
+        return NoiseInfo(visible_held_out_pct=floor.visible_pct * fewer, alike_pct=alike_pct, **asdict(floor))
+
+    def _alike_pct(self, floor: NoiseFloor) -> float:
+        traces = Counter(trace.regime for trace in self._plan.tuning)
+        return 100 * half_width(floor, list(traces.values()), self._plan.spec.confidence)
+
     def _of_runs(self, metric: str) -> NoiseFloor:
         values = self._runs[metric]
         if not np.all(values > 0):
@@ -178,5 +195,6 @@ def _key(params: PolicyParams, acted: set[Behaviour | None]) -> object:
 
 
 def _floor(info: NoiseInfo) -> NoiseFloor:
-    known = {name: value for name, value in info.model_dump().items() if name != "visible_held_out_pct"}
+    derived = ("visible_held_out_pct", "alike_pct")
+    known = {name: value for name, value in info.model_dump().items() if name not in derived}
     return NoiseFloor(**{**known, "freedom": info.freedom or (NOISE_RUNS - 1) * info.num_traces})

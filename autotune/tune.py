@@ -177,6 +177,7 @@ class _Tuner:
             not_identified=not_identified,
             warnings=[],
             noise=study.noise,
+            noise_beside=[] if study.study_noise is None else study.study_noise.beside(self.objectives),
             drift=self.searching.drift,
             cold=cold,
             server_memory=self._server_memory(),
@@ -250,7 +251,15 @@ class _Tuner:
         candidates = [choose.Candidate(t.setting.to_params(), t.objectives, t.regimes) for t in eligible]
         reference = next(i for i, trial in enumerate(eligible) if trial.arm == "reference")
         candidates, protect = self._protect(candidates, reference)
-        choice = choose.choose(candidates, reference, self.preferred, protect=protect, tie_pct=self.spec.tie_pct)
+        noise_pct = None if self.study.study_noise is None else self.study.study_noise.alike_pct
+        choice = choose.choose(
+            candidates,
+            reference,
+            self.preferred,
+            protect=protect,
+            tie_pct=self.spec.tie_pct,
+            noise_pct=noise_pct,
+        )
         picked = eligible[choice.index]
         pick = picked.setting.to_params()
         settled, reasons = choose.settle(pick, picked.branch_steps, self.plan.reference)

@@ -6,6 +6,7 @@ the comparisons the draws are widened, because a bootstrap over a handful of tra
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from autotune.pareto import on_front
 from autotune.results import StudyResults, Trial
-from autotune.stats import widening_factor
+from autotune.stats import student_quantile, widening_factor
 from reports.numbers import finite, lower_is_better
 
 DRAWS: Final = 400
@@ -107,7 +108,11 @@ def _noise(
     """What the draws lack of the noise that one measurement of every trial has, drawn as well: a few traces drawn again
     may show less. Of draws x trials x metrics; the reference is 0 by definition, and its noise is every trial's.
     """
-    known = {entry.metric: pct / 100 for entry in results.noise if (pct := finite(entry.objective_pct)) is not None}
+    known = {
+        entry.metric: pct / 100
+        for entry in (*results.noise, *results.noise_beside)
+        if (pct := finite(entry.objective_pct)) is not None
+    }
     if not known:
         return np.zeros(())
     variance = np.array([2 * known.get(metric, 0.0) ** 2 for metric in metrics])
@@ -149,16 +154,18 @@ def _share_on_front(drawn: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _from_noise(results: StudyResults) -> Odds | None:
-    """From the A/A measurement: the band of one trial's objective about its value."""
-    noise = {entry.metric: pct for entry in results.noise if (pct := finite(entry.objective_pct)) is not None}
+    """From the A/A measurement: what noise alone may put between a trial and the reference, each measured once."""
+    half = {
+        entry.metric: student_quantile(entry.freedom or math.inf, (1 + CONFIDENCE) / 2) * math.sqrt(2) * pct / 100
+        for entry in (*results.noise, *results.noise_beside)
+        if (pct := finite(entry.objective_pct)) is not None
+    }
     gain: dict[int, dict[str, Interval]] = {}
     for trial in results.trials:
-        if trial.state == "ok":
-            known = {m: value for m, ratio in trial.objectives.items() if (value := finite(ratio)) is not None}
+        if trial.state == "ok" and trial.number != results.reference_trial:  # the reference is 0 by definition
             gain[trial.number] = {
-                metric: (100 * (1 - ratio * (1 + half)), 100 * (1 - ratio * (1 - half)))
-                for metric, ratio in known.items()
-                if metric in noise
-                for half in [1.96 * noise[metric] / 100]
+                metric: (100 * (1 - ratio * math.exp(half[metric])), 100 * (1 - ratio * math.exp(-half[metric])))
+                for metric, value in trial.objectives.items()
+                if metric in half and (ratio := finite(value)) is not None
             }
     return Odds("noise", {}, gain) if any(gain.values()) else None

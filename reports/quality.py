@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 
 from autotune.records import Origin
-from autotune.results import StudyResults
+from autotune.results import NoiseInfo, StudyResults
 from reports.numbers import capitalised, change, cleaned, counted, duration, finite, metric_label, percent
 from reports.views import Missing
 
@@ -83,6 +83,7 @@ def lead(results: StudyResults) -> str:
         f"Measured again, the same setting gives other numbers. From {percent(widest.visible_held_out_pct, signed=False)}"
         f" on, a difference in {metric_label(widest.metric)} on the held-out traces is more than that noise."
     )
+    said += _two_bounds(results, widest)
     if widest.further:
         said += (
             f" It is wider than the reference measured against itself showed before the search: "
@@ -90,6 +91,22 @@ def lead(results: StudyResults) -> str:
             "another, varied more."
         )
     return said
+
+
+def _two_bounds(results: StudyResults, noise: NoiseInfo) -> str:
+    """Why two differences stand beside each other: what noise alone makes, and what is found in spite of it."""
+    held_out = sum(trace.purpose == "held-out" for trace in results.traces)
+    said = ""
+    if noise.alike_pct is not None:
+        confidence = f" ({results.comparisons[0].confidence:.0%})" if results.comparisons else ""
+        said = (
+            f" Between two trials noise alone stays below {percent(noise.alike_pct, signed=False)}{confidence}, so closer ones "
+            "cannot be told apart."
+        )
+    return (
+        f"{said} A difference that is found is larger: noise hides it in one of five measurements only. It shrinks with "
+        f"the number of traces, of which a trial has {noise.num_traces:,} and the held-out comparison {held_out:,}."
+    )
 
 
 def lag_words(results: StudyResults) -> str:
@@ -134,7 +151,10 @@ def cold_words(results: StudyResults) -> str:
     if noise is not None and cold.num_traces > 0:
         visible = noise.visible_pct * math.sqrt(noise.num_traces / cold.num_traces)
         size = "more" if abs(cold.change_pct or 0.0) > visible else "no more"
-        judged = f" That is {size} than noise explains over so many traces, {percent(visible, signed=False)}."
+        judged = (
+            f" That is {size} than noise explains: over so many traces a difference is found from "
+            f"{percent(visible, signed=False)} on."
+        )
     return (
         f"{capitalised(metric_label(cold.metric))} on a server started cold with the exported file: {words}"
         f"{' than on the warm one' if words[0].isdigit() else ''}, over {counted(cold.num_traces, 'held-out trace')}.{judged}"

@@ -220,33 +220,42 @@ def trials_table(results: StudyResults, odds: Odds) -> Table:
 
 
 def noise_table(results: StudyResults) -> Table:
-    """What the reference measured against itself showed."""
-    rows = tuple(
+    """What the reference measured against itself showed, for every objective."""
+    known = [*results.noise, *results.noise_beside]
+    deciding = {n.metric for n in results.noise}
+    rows = [
         (
             Cell(
-                capitalised(metric_label(n.metric)), kind="head", note=f"over {counted(n.num_traces, 'tuning trace')}"
+                capitalised(metric_label(n.metric)),
+                kind="head",
+                note=f"over {counted(n.num_traces, 'tuning trace')}{'' if n.metric in deciding else '; decides nothing'}",
             ),
             *(
                 Cell(percent(value, signed=False, digits=2), finite(value), "number")
-                for value in (n.replay_pct, n.objective_pct, n.visible_pct, n.visible_held_out_pct)
+                for value in (n.replay_pct, n.objective_pct, n.alike_pct, n.visible_pct, n.visible_held_out_pct)
             ),
             Cell(f"{n.repeats:,}" if n.repeats <= _MOST_REPEATS else choose.NOT_MEASURABLE, n.repeats, "number"),
         )
-        for n in results.noise
-    )
+        for n in known
+    ]
+    if known:
+        others = [o.metric for o in results.objectives if o.metric not in {n.metric for n in known}]
+        blank = (Cell(NONE, kind="number"),) * 6
+        rows += [(Cell(capitalised(metric_label(m)), kind="head", note="noise not known"), *blank) for m in others]
     names = (
         "Metric",
-        "Noise of one replay",
-        "Noise of one trial",
-        "Visible between two trials",
-        "Visible on the held-out traces",
+        "One replay: standard deviation",
+        "One trial: standard deviation",
+        "Two trials: noise alone stays below",
+        "Two trials: difference that is found",
+        "Held-out traces: difference that is found",
         "Replays per trace to see the smallest gain that counts",
     )
     return Table(
         "noise",
         "Noise: the reference measured against itself",
         names,
-        rows,
+        tuple(rows),
         "The study did not measure its noise.",
         sortable=len(rows) > 1,
     )

@@ -75,4 +75,9 @@ def test_a_noisy_study_measures_its_noise_first_and_asks_more_of_a_winner(tmp_pa
     assert quiet.noise == []
     (floor,) = noisy.noise
     assert floor.metric == "mean_latency_s"
-    assert floor.visible_pct > floor.objective_pct > 0
+    assert floor.visible_pct > floor.alike_pct > floor.objective_pct > 0
+    (beside,) = noisy.noise_beside
+    assert (beside.metric, beside.num_traces) == ("p95_latency_s", 4)
+    assert beside.objective_pct > 0
+    assert f"the {floor.alike_pct:.1f} % that noise alone may put between two trials" in noisy.choice
+    assert "noise" not in quiet.choice

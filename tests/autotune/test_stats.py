@@ -262,6 +262,21 @@ def test_a_setting_that_harms_a_protected_regime_is_not_picked() -> None:
     assert "1 settings were left out for harming a protected regime" in found.sentence
 
 
+def test_the_choice_says_how_many_settings_noise_may_have_put_behind_the_pick() -> None:
+    others = [_candidate(mean, b_cap=2048 - 64 * i) for i, mean in enumerate([0.8, 0.82, 0.84, 0.9])]
+    exact = choose.choose([BASE, *others], 0, MEAN)
+    assert exact.sentence.endswith("and no other lies within 0.5 % of it.")
+    said = {pct: choose.choose([BASE, *others], 0, MEAN, noise_pct=pct) for pct in (2.0, 3.0, 5.7, 90.0)}
+    assert {found.index for found in said.values()} == {exact.index}
+    ends = {pct: found.sentence.partition("latency. ")[2] for pct, found in said.items()}
+    assert ends[2.0] == "No other lies within the 2.0 % that noise alone may put between two trials."
+    assert ends[3.0].startswith("1 other cannot be told from it: it lies within the 3.0 % that noise alone")
+    assert ends[5.7].startswith("2 others cannot be told from it: they lie within the 5.7 % that noise alone")
+    assert ends[90.0].startswith("4 others"), "the reference among them"
+    kept = choose.choose([BASE, _candidate(0.998)], 0, MEAN, noise_pct=5.7)
+    assert "so it is kept. 1 other cannot be told from it" in kept.sentence
+
+
 def test_without_candidates_there_is_no_result() -> None:
     with pytest.raises(NoResult):
         choose.choose([], 0, MEAN)

@@ -93,7 +93,7 @@ def live(**update: object) -> StudyResults:
     """A live study with all that it measures of itself."""
     noise = NoiseInfo(
         metric="mean_latency_s", replay_pct=4.2, objective_pct=1.7, visible_pct=6.9, visible_held_out_pct=5.1,
-        repeats=4, num_traces=6,
+        alike_pct=5.2, repeats=4, num_traces=6,
     )  # fmt: skip
     drift = [
         DriftPoint(after_trial=n, change_pct=c, reason=r)

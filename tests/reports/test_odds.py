@@ -134,8 +134,17 @@ def test_with_one_trace_in_each_regime_the_measured_noise_speaks_or_nothing_does
     ratio = trial.objectives[MEAN]
     assert odds.source == "noise"
     assert odds.chance == {}
-    assert odds.interval(trial, MEAN) == pytest.approx((100 * (1 - ratio * 1.0392), 100 * (1 - ratio * 0.9608)))
+    by = math.exp(1.96 * math.sqrt(2) * 0.02)  # the reference was measured once as well
+    assert odds.interval(trial, MEAN) == pytest.approx((100 * (1 - ratio * by), 100 * (1 - ratio / by)), rel=1e-4)
     assert odds.interval(trial, TAIL) is None
+    assert odds.interval(lone.trials[lone.reference_trial], MEAN) is None, "0 by definition"
+    tail, few = noise.model_copy(update={"metric": TAIL}), noise.model_copy(update={"freedom": 6})
+    beside = front_odds(lone.model_copy(update={"noise": [few], "noise_beside": [tail]}))
+    assert beside.interval(trial, TAIL) is not None
+    (least, most), (low, high) = (beside.interval(trial, MEAN), odds.interval(trial, MEAN))
+    assert (most - least) / (high - low) == pytest.approx(2.447 / 1.96, rel=0.01), (
+        "a noise that is known from little is less sure"
+    )
 
 
 def test_intervals_are_as_wide_as_the_noise_though_the_traces_drawn_again_show_less(study):
