@@ -237,6 +237,7 @@ def export(
     folder is verified first, and nothing is written where something differs.
     """
     from autotune.cli import pipeline, signature
+    from autotune.export import serve_lines
     from autotune.export.tables import write_tables
     from autotune.results import StudyResults
     from autotune.runfolder import existing_run
@@ -265,6 +266,9 @@ def export(
     if signer is not None:
         files = (*files, signature.write(signer, target, folder.path))
     _show_files(files, quiet=quiet, as_json=json_output)
+    if not quiet and not json_output:
+        for head, line in zip_longest(["serve"], serve_lines(results, target / "vllm.yaml"), fillvalue=""):
+            console.err.print(f"{head:<9} {escape(line)}", soft_wrap=True)
 
 
 def _formats(text: str | None) -> tuple[Format, ...]:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
+from autotune.export.caveats import caveats
 from autotune.export.common import SCHEDULER_CLASS, header, one_line
 from autotune.export.config_file import placed
 from autotune.export.flags import gpus, without_prefix_caching, without_secrets
@@ -287,7 +288,8 @@ def _why_no_model(deployment: Deployment) -> str:
 
 def _notes(deployment: Deployment) -> list[str]:
     notes = [f"Left out, since a file is no place for a secret: {one_line(name)}." for name in deployment.dropped]
-    return notes if deployment.is_sure else [*notes, unsure_model(deployment)]
+    notes += [] if deployment.is_sure else [unsure_model(deployment)]
+    return [*notes, *caveats(deployment.flags)]
 
 
 def unsure_model(deployment: Deployment) -> str:

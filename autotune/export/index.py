@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from autotune.export.caveats import caveats, request
 from autotune.export.common import one_line
 from autotune.export.deploy import Deployment, unsure_model
 from autotune.results import StudyResults
@@ -38,7 +39,9 @@ _USES: Final = {
 
 
 def serve_lines(results: StudyResults, config: Path) -> list[str]:
-    """The command that serves with the export `config`, to copy here, and what has to be added to it: a secret, a model."""
+    """The command that serves with the export `config`, to copy here; what has to be added to it: a secret, a model; and
+    what such a server cannot do.
+    """
     deployment = Deployment.of(results)
     is_here = os.path.isdir(deployment.named)
     lines = [_serve(str(config), deployment, deployment.named if is_here else _model(deployment))]
@@ -48,7 +51,7 @@ def serve_lines(results: StudyResults, config: Path) -> list[str]:
         lines.append("MODEL is yours to name: the study names none")
     elif not is_here and _is_elsewhere(deployment):
         lines.append(_where_model_is(deployment))
-    return lines
+    return [*lines, *caveats(deployment.flags)]
 
 
 def index(names: Iterable[str], deployment: Deployment, origin: Iterable[str]) -> str:
@@ -60,6 +63,7 @@ def index(names: Iterable[str], deployment: Deployment, origin: Iterable[str]) -
         notes.append(unsure_model(deployment))
     if notes := [*notes, *server_lines(deployment)]:
         quoted += ["", *notes]
+    quoted += ["", "To ask it, once it is up:", "", f"  {request(deployment.flags, deployment.dropped)}"]
     rows = [(name, *_USES[name]) for name in names]
     lines = [
         "# An exported setting",
@@ -95,7 +99,7 @@ def server_lines(deployment: Deployment) -> list[str]:
     if deployment.environment:
         names = ", ".join(one_line(name) for name in deployment.environment)
         lines.append(f"The measured server was given these environment variables, whose values no file has: {names}")
-    return lines
+    return [*lines, *caveats(deployment.flags)]
 
 
 def _serve(config: str, deployment: Deployment, model: str) -> str:

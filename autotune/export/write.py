@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
+from autotune.export.caveats import caveats
 from autotune.export.common import (
     KIND,
     SAFE_VALUE,
@@ -120,7 +121,10 @@ def _flag_lines(deployment: Deployment) -> list[str]:
     """What stands in a file that holds no flags but the setting's."""
     if not deployment.flags:
         return []
-    return [f"The measured server had these flags beside: {one_line(shlex.join(deployment.flags))}"]
+    return [
+        f"The measured server had these flags beside: {one_line(shlex.join(deployment.flags))}",
+        *(f"With them: {line}" for line in caveats(deployment.flags)),
+    ]
 
 
 def _own_env(

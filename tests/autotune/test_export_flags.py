@@ -277,6 +277,42 @@ def test_of_a_joined_or_a_simulated_server_it_is_said_that_its_flags_are_not_kno
     assert "ppas serve MODEL --config vllm.yaml\n" in (tmp_path / "simulated/README.md").read_text()
 
 
+TRYING = ["--load-format=dummy", "--skip_tokenizer_init", "--enforce-eager"]
+
+
+def test_flags_with_which_no_user_is_served_are_said_in_every_file_that_has_them(tmp_path: Path) -> None:
+    write_export(results_of(TUNED, provenance=live(TRYING)), tmp_path)
+    names = [
+        "README.md",
+        "vllm.yaml",
+        "ppas.env",
+        "vllm-0.27.1.env",
+        "compose.yaml",
+        "kubernetes.yaml",
+        "helm-values.yaml",
+    ]
+    for name in names:
+        text = (tmp_path / name).read_text()
+        assert "Random weights (load-format dummy): for trying things out, not for production." in text, name
+        assert "and refuses text." in text, name
+        assert "without CUDA graphs (enforce-eager)" in text, name
+    assert load_export(tmp_path / "vllm.yaml") == TUNED
+    lines = serve_lines(results_of(TUNED, provenance=live(TRYING)), Path("vllm.yaml"))
+    assert "not for production" in lines[1]
+    assert '"prompt": [1, 2, 3]' in (tmp_path / "README.md").read_text(), "a request that such a server answers"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [[], ["--load-format", "dummy", "--load-format", "auto"], ["--enforce-eager", "--no-enforce-eager"]],
+)
+def test_a_server_that_serves_anybody_is_warned_of_nowhere(flags: list[str], tmp_path: Path) -> None:
+    for file in write_export(results_of(TUNED, provenance=live([*flags, "--api-key", "s3cret"])), tmp_path):
+        assert not re.search("not for production|refuses text|CUDA graphs", file.read_text()), file.name
+    readme = (tmp_path / "README.md").read_text()
+    assert '-H "Authorization: Bearer $API_KEY" -d \'{"prompt": "Once upon a time"' in readme
+
+
 def args_of(folder: Path) -> list[str]:
     pod: dict[str, Any] = list(yaml.safe_load_all((folder / "kubernetes.yaml").read_text()))[1]
     args: list[str] = pod["spec"]["template"]["spec"]["containers"][0]["args"]

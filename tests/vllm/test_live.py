@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 import signal
 import threading
 import time
@@ -13,7 +14,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from live_server import ROOT, Server
+from live_server import FLAGS, ROOT, Server
 
 from autotune.export import write_export
 from autotune.plan import make_plan
@@ -38,7 +39,8 @@ def export_of(params: PolicyParams, folder: Path) -> Path:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return write_export(module.results_of(params), folder)[0]
+    provenance = {"study": {"server": {"model": "tiny", "flags": list(FLAGS)}}}
+    return write_export(module.results_of(params, provenance=provenance), folder)[0]
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +119,14 @@ def test_an_exported_file_starts_a_server_that_reports_exactly_these_settings(se
     assert state["engine"]["scheduler"] == "SyncPpasScheduler"  # vLLM has no async scheduling on CPUs
     assert state["engine"]["settings_source"] == "additional-config"
     assert "vllm.entrypoints.openai.api_server" in server.log.read_text()
+
+
+def test_the_request_that_the_exports_readme_shows_is_answered(server: Server) -> None:
+    readme = (server.settings_file.parents[1] / "export/README.md").read_text()
+    command = next(line for line in readme.splitlines() if line.strip().startswith("curl "))
+    url, _, body = shlex.split(command)[1::2]
+    status, reply = server.call("POST", url.split(":8000")[1], json.loads(body))
+    assert (status, len(reply["choices"][0]["token_ids"])) == (200, 8), reply
 
 
 def test_every_step_under_load_has_the_budget_and_branch_that_the_policy_sets(server: Server) -> None:
