@@ -230,6 +230,8 @@ class Prediction(_Model):
 
     profile: its name; source: where it comes from. settings: how many it swept, in sweep_s seconds.
     num_trials: measured trials that it is judged by. error_pct: mean absolute error of the preferred objective's ratio.
+        bias_pct: mean error with its sign, positive where ratios are foretold too high and so gains too small; None in
+        results of an earlier version.
     concordance: share of the pairs of trials, clearly apart when measured, that it ranks rightly; None without such
         pairs. rank_correlation: Spearman's, over all of them.
     verdict: `trusted`, `refitted` (to the trials' own step logs, then trusted) or `dropped`; sentence: why, in words.
@@ -245,6 +247,7 @@ class Prediction(_Model):
     rank_correlation: float | None
     verdict: Literal["trusted", "refitted", "dropped"]
     sentence: str
+    bias_pct: float | None = None
 
 
 class RobustnessPoint(_Model):

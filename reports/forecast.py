@@ -95,15 +95,25 @@ def judged(results: StudyResults) -> Judged | None:
         return None
     rank = NONE if made.rank_correlation is None else significant(made.rank_correlation, 2)
     pairs = NONE if made.concordance is None else percent(100 * made.concordance, signed=False, digits=0)
+    bias = _bias_words(made.bias_pct)
     facts = (
         ("Profile", f"{made.profile}, {made.source}"),
         ("Settings swept", f"{made.settings:,} in {significant(made.sweep_s)} s"),
         ("Judged by", counted(made.num_trials, "measured trial")),
         ("Mean absolute error", percent(made.error_pct, signed=False)),
+        *([] if bias is None else [("Mean error", bias)]),
         ("Pairs ranked rightly", pairs),
         ("Rank correlation", rank),
     )
     return Judged(made.verdict.capitalize(), _TONES[made.verdict], made.sentence, facts)
+
+
+def _bias_words(bias_pct: float | None) -> str | None:
+    """The mean error of the ratios with its sign, and what it does to gains; None where it is not known."""
+    bias = finite(bias_pct)
+    if bias is None:
+        return None
+    return f"{percent(bias)}, gains foretold too {'small' if bias > 0 else 'large'}" if bias else percent(bias)
 
 
 def robust_metrics(results: StudyResults) -> list[str]:

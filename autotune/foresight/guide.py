@@ -26,6 +26,8 @@ LARGEST_ERROR_PCT: Final = 15.0
 """Mean absolute error of the predicted ratios beyond which the simulator is not trusted."""
 LEAST_CONCORDANCE: Final = 0.8
 """Share of the clearly different pairs that it must rank rightly."""
+_ONE_SIDED: Final = 2 / 3
+"""Share of the mean absolute error that the mean error has, from which the error is said to be to one side."""
 _NO_BOUND_PCT: Final = 50.0
 """An error that noise alone may give, above which being within it says little."""
 _WORTH_A_TURN: Final = 0.25
@@ -51,6 +53,7 @@ class Judgement:
     concordance: float | None
     rank_correlation: float | None
     allowed_pct: float = LARGEST_ERROR_PCT
+    bias_pct: float = 0.0
 
     @property
     def trusted(self) -> bool:
@@ -71,7 +74,14 @@ class Judgement:
         if self.allowed_pct > LARGEST_ERROR_PCT:
             allowed = f"in this noise a perfect simulator may be {self.allowed_pct:.0f} % off"
             allowed += ", so that little can be said of this one" if self.allowed_pct > _NO_BOUND_PCT else ""
-        return f"predicted ratios are {self.error_pct:.1f} % off in the mean over {self.num_trials} trials ({allowed}); {pairs}"
+        off = f"predicted ratios are {self.error_pct:.1f} % off in the mean over {self.num_trials} trials ({allowed})"
+        if self.error_pct > 0 and abs(self.bias_pct) >= _ONE_SIDED * self.error_pct:
+            words = ("high", "small") if self.bias_pct > 0 else ("low", "large")
+            off += (
+                f", mostly to one side: {abs(self.bias_pct):.1f} % too {words[0]}, so gains are foretold too {words[1]}"
+            )
+            off += "; proposals rest on the ranking"
+        return f"{off}; {pairs}"
 
 
 class Guide:
@@ -172,13 +182,15 @@ class Guide:
         """Predictions against the measurements. The reference is 1 by definition, and not counted."""
         known = [trial for trial in measured if any(value != 1.0 for value in trial.objectives.values())]
         predicted, logs = self._predicted(known), self._logs(known)
+        errors = np.expm1(predicted - logs)
         apart = np.subtract.outer(logs, logs)
         upper = np.triu(np.abs(apart) > self._visible, 1)
         ranked = np.sign(np.subtract.outer(predicted, predicted)[upper]) == np.sign(apart[upper])
         vary = len(known) > 2 and np.ptp(logs) > 0 and np.ptp(predicted) > 0
         return Judgement(
             num_trials=len(known),
-            error_pct=100 * float(np.mean(np.abs(np.expm1(predicted - logs)))) if known else math.nan,
+            error_pct=100 * float(np.mean(np.abs(errors))) if known else math.nan,
+            bias_pct=100 * float(np.mean(errors)) if known else math.nan,
             concordance=float(ranked.mean()) if len(ranked) else None,
             # A perfect prediction errs by the noise of the setting and of the reference together.
             allowed_pct=max(LARGEST_ERROR_PCT, 100 * 2 * math.sqrt(2) * self._noise),

@@ -83,6 +83,7 @@ class Foresight:
             sweep_s=self.forecast.sweep_s,
             num_trials=judgement.num_trials,
             error_pct=judgement.error_pct,
+            bias_pct=judgement.bias_pct,
             concordance=judgement.concordance,
             rank_correlation=judgement.rank_correlation,
             verdict=verdict,

@@ -137,6 +137,27 @@ def test_a_perfect_forecast_is_trusted_and_a_reversed_one_is_not(found: Forecast
     assert "ranked rightly" in against.sentence
 
 
+def test_an_error_that_all_trials_share_is_said_to_be_one_and_leaves_the_ranking_alone(
+    found: Forecast, space: Space
+) -> None:
+    guide = _guide(found, space)
+    trials = _measured(found, [*KNOWN, *guide.first])
+    for factor, bias_pct, words in ((0.9, 11.1, "11.1 % too high, so gains are foretold too small"),
+                                    (1.1, -9.1, "9.1 % too low, so gains are foretold too large")):  # fmt: skip
+        shifted = [
+            Measured(t.params, {name: factor * value for name, value in t.objectives.items()}) for t in trials[1:]
+        ]
+        judgement = guide.judge(shifted)
+        assert judgement.bias_pct == pytest.approx(bias_pct, abs=0.05)
+        assert judgement.error_pct == pytest.approx(abs(judgement.bias_pct))
+        assert f"mostly to one side: {words}; proposals rest on the ranking; 100% of the pairs" in judgement.sentence
+    both = [
+        Measured(t.params, {name: value * (1.1 if i % 2 else 0.9) for name, value in t.objectives.items()})
+        for i, t in enumerate(trials[1:])
+    ]
+    assert "one side" not in guide.judge(both).sentence
+
+
 def test_a_forecast_that_is_far_off_is_not_trusted_though_its_ranking_is_right(found: Forecast, space: Space) -> None:
     guide = _guide(found, space)
     settings = [params for params in KNOWN if found.ratio(params)["mean_latency_s"] > 1]
