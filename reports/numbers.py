@@ -51,9 +51,14 @@ def interval(low: float | None, high: float | None, *, signed: bool = True) -> s
     return f"{percent(low, signed=signed).removesuffix(' %')} to {percent(high, signed=signed)}"
 
 
+def metric_name(metric: str) -> str:
+    """A metric where room is short: `mean latency` is the end-to-end one."""
+    return metric_label(metric).replace("end-to-end ", "")
+
+
 def metric_head(metric: str) -> str:
-    """A metric at the head of a column or on a switch, where room is short: `Mean latency` is the end-to-end one."""
-    return capitalised(metric_label(metric).replace("end-to-end ", ""))
+    """The same at the head of a column or on a switch: `Mean latency`."""
+    return capitalised(metric_name(metric))
 
 
 def change(improvement_pct: float | None, metric: str) -> str:

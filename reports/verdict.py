@@ -1,4 +1,4 @@
-"""What a study concludes, in words: the headline, what the exported setting costs, and the tiles. Plain data.
+"""What a study concludes, in words: the headline, what the exported setting gains and costs, the tiles. Plain data.
 
 It follows what is exported. Every sentence is made from the numbers, in words that say what a reader sees happen
 (`1.7 % lower`), so that no sign has to be read twice.
@@ -7,7 +7,7 @@ It follows what is exported. Every sentence is made from the numbers, in words t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,13 +15,25 @@ from autotune import aggregate, choose
 from autotune.records import Origin
 from autotune.results import Comparison, Effect, StudyResults
 from reports import roles
-from reports.numbers import capitalised, change, change_between, cleaned, counted, finite, metric_label, percent
+from reports.numbers import (
+    capitalised,
+    change,
+    change_between,
+    cleaned,
+    counted,
+    finite,
+    metric_label,
+    metric_name,
+    percent,
+)
 from reports.roles import BEST_STATIC, REFERENCES, TUNED, compared, role_words
 from reports.views import ordered_regimes
 
 Tone = Literal["good", "bad", "even"]
-_MOST_COSTS = 3
-"""Costs named per comparison; the smaller ones are counted."""
+_MOST_NAMED = 3
+"""Gains, and costs, named per comparison; the smaller ones are counted."""
+_FAR = 1.5
+"""How many times the whole effect that of one regime must be to be named beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +69,10 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """The verdict: a word, a sentence, the detail, what is exported because of it, and what that costs."""
+    """The verdict: a word, a sentence, the detail, and what is exported because of it.
+
+    gains, costs: what the exported setting does clearly better and clearly worse; unclear: objectives in neither.
+    """
 
     word: str
     tone: Tone
@@ -65,7 +80,9 @@ class Headline:
     detail: str
     exported: str
     exported_role: str
+    gains: tuple[str, ...]
     costs: tuple[str, ...]
+    unclear: tuple[str, ...]
     tiles: tuple[Tile, ...]
 
 
@@ -83,6 +100,8 @@ def headline(results: StudyResults) -> Headline:
             "Nothing below is a result yet: figures of the search are flattered by selection.",
             exported,
             exported_role,
+            (),
+            (),
             (),
             (),
         )
@@ -104,59 +123,114 @@ def headline(results: StudyResults) -> Headline:
         ),
         exported,
         exported_role,
+        gains(results),
         costs(results),
+        unclear(results),
         tuple(_tiles(results, shown)),
     )
 
 
-def costs(results: StudyResults) -> tuple[str, ...]:
-    """What the exported setting does clearly worse than the settings beside it, greatest first; one line for each.
+def gains(results: StudyResults) -> tuple[str, ...]:
+    """What the exported setting does clearly better than the reference, objectives first; a line, or none.
 
-    Clearly: the whole interval lies on the worse side. Against the best static budget a preferred metric is named
-    even when it is not clearly worse, because then that budget might do as well without P-PAS.
+    Clearly, here and below: the whole interval lies on that side.
     """
-    subject = results.exported_role if results.exported_role in roles.KNOWN else TUNED
-    lines = []
+    comparison = _of_export(results)
+    if comparison is None:
+        return ()
+    better = [m for m, effect in comparison.overall.items() if tone_of(effect) == "good" and effect.is_measurable]
+    better.sort(key=lambda m: (*_rank(results, m), -comparison.overall[m].improvement_pct))
+    named = [f"{metric_name(m)} {change(comparison.overall[m].improvement_pct, m)}" for m in better]
+    return _line(comparison, named, ", ")
+
+
+def costs(results: StudyResults) -> tuple[str, ...]:
+    """What the exported setting does clearly worse than the settings beside it, a line for each; the objectives first.
+
+    A regime is named where the setting is clearly worse there alone, or far worse there. Against the best static budget a
+    preferred metric is named even when it is not clearly worse, because then that budget might do as well without P-PAS.
+    """
+    subject = _exported(results)
+    lines: list[str] = []
     for other in (roles.reference_role(results), BEST_STATIC, TUNED):
         comparison = _other(results, other, subject)
-        if comparison is None or comparison.did_the_same:
-            continue
-        named = list(_cost_items(results, comparison, names_doubts=other == BEST_STATIC))
-        if named:
-            text = "; ".join(named[:_MOST_COSTS])
-            more = len(named) - _MOST_COSTS
-            text += f"; and {counted(more, 'smaller one')}" if more > 0 else ""
-            lines.append(f"Against {role_words(other)}: {text}.")
+        if comparison is not None and not comparison.did_the_same:
+            lines += _line(comparison, _cost_items(results, comparison, names_doubts=other == BEST_STATIC), ", ")
     return tuple(lines)
 
 
-def _cost_items(results: StudyResults, comparison: Comparison, *, names_doubts: bool) -> Iterator[str]:
+def unclear(results: StudyResults) -> tuple[str, ...]:
+    """The objectives in which the exported setting is neither clearly better nor clearly worse than the reference."""
+    comparison = _of_export(results)
+    if comparison is None:
+        return ()
+    lines = []
+    for metric in (objective.metric for objective in results.objectives):
+        effect = comparison.overall.get(metric)
+        if effect is None or (tone_of(effect) != "even" and effect.is_measurable):
+            continue
+        if not effect.is_measurable:
+            lines.append(
+                f"{capitalised(metric_name(metric))} against {role_words(comparison.reference)}: {choose.NOT_MEASURABLE}."
+            )
+            continue
+        found = change(effect.improvement_pct, metric)
+        shown = f"{found}; " if found[0].isdigit() else ""
+        lines.append(
+            f"{capitalised(metric_name(metric))} against {role_words(comparison.reference)}: no clear difference "
+            f"({shown}{comparison.confidence:.0%} interval {_within(effect, metric)})."
+        )
+    return tuple(lines)
+
+
+def _exported(results: StudyResults) -> str:
+    return results.exported_role if results.exported_role in roles.KNOWN else TUNED
+
+
+def _of_export(results: StudyResults) -> Comparison | None:
+    """The comparison of what is exported with the reference, where both are not the same."""
+    comparison = _other(results, roles.reference_role(results), _exported(results))
+    return None if comparison is None or comparison.did_the_same else comparison
+
+
+def _rank(results: StudyResults, metric: str) -> tuple[int]:
+    """Objectives before other metrics."""
+    return (0 if any(objective.metric == metric for objective in results.objectives) else 1,)
+
+
+def _line(comparison: Comparison, named: Sequence[str], between: str) -> tuple[str, ...]:
+    """What was found against a setting, the smaller things counted."""
+    if not named:
+        return ()
+    more = len(named) - _MOST_NAMED
+    text = between.join(named[:_MOST_NAMED]) + (f", and {counted(more, 'smaller one')}" if more > 0 else "")
+    return (f"Against {role_words(comparison.reference)}: {text}.",)
+
+
+def _cost_items(results: StudyResults, comparison: Comparison, *, names_doubts: bool) -> list[str]:
     preferred = _preferred(results, comparison)
-    found: list[tuple[float, str]] = []
+    found: list[tuple[int, float, str]] = []
     for metric, effect in comparison.overall.items():
-        by_regime = {
-            regime: effects[metric]
-            for regime in ordered_regimes(comparison.regimes)
-            if metric in (effects := comparison.regimes[regime]) and _is_worse(effects[metric], metric)
-        }
+        known = {r: e[metric] for r, e in comparison.regimes.items() if metric in e}
+        by_regime = {r: known[r] for r in ordered_regimes(known) if _is_worse(known[r], metric)}
         worst = min(by_regime, key=lambda regime: by_regime[regime].improvement_pct, default=None)
-        label = metric_label(metric)
+        there = 0.0 if worst is None or len(known) < 2 else by_regime[worst].improvement_pct
+        words = f"{metric_name(metric)} {change(effect.improvement_pct, metric)}"
+        size = effect.improvement_pct
         if _is_worse(effect, metric):
-            text = f"{label} {change(effect.improvement_pct, metric)} ({_within(effect, metric)})"
-            if worst is not None and len(comparison.regimes) > 1:
-                text += f", {change(by_regime[worst].improvement_pct, metric)} at {cleaned(worst, 40)}"
-            found.append((effect.improvement_pct, text))
-        elif worst is not None and len(comparison.regimes) > 1:
-            there = by_regime[worst]
-            text = f"{label} {change(there.improvement_pct, metric)} at {cleaned(worst, 40)} ({_within(there, metric)})"
-            # In one regime only: it weighs as much as one regime does in the overall figure.
-            found.append((there.improvement_pct / len(comparison.regimes), text))
-        elif names_doubts and metric in preferred and _reads_as_worse(effect.improvement_pct, metric):
-            text = f"{label} {change(effect.improvement_pct, metric)}, which is not sure ({_within(effect, metric)})"
+            if there and (len(by_regime) < len(known) or there < _FAR * size):
+                words += f" ({percent(-there, signed=False)} at {cleaned(worst, 40)})"
+        elif there:
+            words = f"{metric_name(metric)} {change(there, metric)} at {cleaned(worst, 40)}"
+            size = there / len(known)  # in one regime only: it weighs as much as one regime does in the overall figure
+        elif names_doubts and metric in preferred and _reads_as_worse(size, metric):
+            words += f", which is not sure ({_within(effect, metric)})"
             if not effect.is_measurable:
-                text = f"{label} {choose.NOT_MEASURABLE}"
-            found.append((effect.improvement_pct, text))
-    return (text for _, text in sorted(found))
+                words = f"{metric_name(metric)} {choose.NOT_MEASURABLE}"
+        else:
+            continue
+        found.append((*_rank(results, metric), size, words))
+    return [words for *_, words in sorted(found)]
 
 
 def _is_worse(effect: Effect, metric: str) -> bool:
@@ -199,15 +273,25 @@ def _title(results: StudyResults, main: Comparison) -> tuple[str, str]:
         return "Better without P-PAS", f"A static budget is better: {budget} tokens a step; P-PAS is not needed here"
     candidate, reference = role_words(main.candidate), role_words(main.reference)
     if main.verdict in ("better", "worse"):
-        title = capitalised(f"{candidate} is {main.verdict} than {reference}")
+        metrics = " and ".join(metric_name(m) for m in _preferred(results, main) if m in main.overall)
+        title = capitalised(f"{candidate} is {main.verdict} than {reference}") + (f" in {metrics}" if metrics else "")
         effect = main.overall.get(main.preferred_metric)
         error_pct = results.simulator_error_pct
         if effect is None or not aggregate.is_within_error(effect.improvement_pct, error_pct):
-            return word, title
+            return word, title + _price(results, main)
         return f"{word} in the simulator", f"{title}, but within the simulator's own error of {error_pct:.1f} %"
     if main.verdict == "no clear winner":
         return word, f"No clear winner between {candidate} and {reference}"
     return word, capitalised(f"{candidate} against {reference} is inconclusive")
+
+
+def _price(results: StudyResults, main: Comparison) -> str:
+    """In what a better setting is worse over all regimes, so that the headline promises no more than was found."""
+    worse = [m for m, effect in main.overall.items() if _is_worse(effect, m)]
+    if main.verdict != "better" or main.did_the_same or not worse:
+        return ""
+    worse.sort(key=lambda m: (*_rank(results, m), not m.startswith("mean_"), main.overall[m].improvement_pct))
+    return f", and worse in {metric_name(worse[0])}"
 
 
 def _kept(results: StudyResults, sentence: str) -> str:
@@ -267,6 +351,7 @@ def _tiles(results: StudyResults, shown: Sequence[Comparison]) -> list[Tile]:
     main = shown[0]
     picked = [(comparison, comparison.preferred_metric) for comparison in shown]
     picked += [(main, o.metric) for o in results.objectives if o.metric != main.preferred_metric][:1]
+    picked += _both_sides(main, [metric for comparison, metric in picked if comparison is main])
     effects = [(c, metric, c.overall[metric]) for c, metric in picked if metric in c.overall]
     known = [effect for *_, effect in effects if effect.is_measurable]
     ends = [v for e in known for v in (e.low_pct, e.high_pct, 0.0) if finite(v) is not None] or [0.0]
@@ -284,12 +369,23 @@ def _tiles(results: StudyResults, shown: Sequence[Comparison]) -> list[Tile]:
                 f"{capitalised(metric_label(metric))} against {role_words(comparison.reference)}",
                 f"{number} %" if unit else capitalised(words),
                 direction,
+                f"{'no clear difference; ' if _spans_zero(effect) else ''}"
                 f"{comparison.confidence:.0%} interval: {_within(effect, metric)}",
                 tone_of(effect),
                 strip_of(effect, min(ends), max(ends)),
             )
         )
     return [*tiles, _share_tile(main)]
+
+
+def _both_sides(main: Comparison, shown: Sequence[str]) -> list[tuple[Comparison, str]]:
+    """Where a better setting has a price: its greatest further gain, and that price; a mean rather than a P95."""
+    others = sorted((m for m in main.overall if m not in shown), key=lambda m: -abs(main.overall[m].improvement_pct))
+    others = [m for m in others if main.overall[m].is_measurable]
+    sides = [[m for m in others if tone_of(main.overall[m]) == tone] for tone in ("good", "bad")]
+    if main.verdict != "better" or main.did_the_same or not sides[1]:
+        return []
+    return [(main, max(side, key=lambda m: m.startswith("mean_"))) for side in sides if side]
 
 
 def _share_tile(main: Comparison) -> Tile:
@@ -313,6 +409,10 @@ def tone_of(effect: Effect) -> Tone:
     if finite(effect.improvement_pct) is None or round(effect.improvement_pct, 1) == 0:
         return "even"
     return "good" if effect.low_pct > 0 else "bad" if effect.high_pct < 0 else "even"
+
+
+def _spans_zero(effect: Effect) -> bool:
+    return effect.low_pct <= 0 <= effect.high_pct
 
 
 def strip_of(effect: Effect, low: float, high: float) -> Strip | None:
