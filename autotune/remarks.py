@@ -6,10 +6,11 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Final
 
-from autotune import aggregate
+from autotune import aggregate, choose, metrics
 from autotune.noise import HOPELESS_PCT
 from autotune.plan import Plan
 from autotune.results import StudyResults
+from autotune.stats import Interval
 from ppas_core.policy import PolicyParams
 
 _FEW_TRACES: Final = 3
@@ -32,6 +33,8 @@ def remarks(
     return [
         *_on_the_search(results, plan, simulated=simulated),
         *_on_the_pick(results, plan, pick),
+        *_on_the_gain(results, metric),
+        *_on_the_static_budgets(results),
         *_on_the_comparison(results, plan, pick, metric),
         *_on_the_server(results, noise_before_pct),
         *(
@@ -66,6 +69,45 @@ def _on_the_pick(results: StudyResults, plan: Plan, pick: PolicyParams) -> Itera
         value = getattr(pick, name)
         if value != getattr(plan.reference, name):
             yield f"the pick has the {end} {name} of the search space, {value}: what lies beyond may be better still"
+
+
+def _on_the_gain(results: StudyResults, metric: str) -> Iterator[str]:
+    """Where the gain that led to the pick is another than the one on held-out traces."""
+    compared = results.comparisons[0]
+    held_out, tuning = compared.overall.get(metric), results.trials[results.pick_trial].objectives.get(metric)
+    if held_out is None or tuning is None or compared.verdict == "unchanged" or compared.did_the_same:
+        return
+    gain_pct = aggregate.improvement_pct(tuning)
+    if held_out.low_pct <= gain_pct <= held_out.high_pct or not held_out.is_measurable:
+        return
+    effect = Interval(held_out.improvement_pct, held_out.low_pct, held_out.high_pct)
+    word = "better" if gain_pct >= 0 else "worse"
+    said = (
+        f"{metrics.metric(metric).label} was {abs(gain_pct):.1f} % {word} on the tuning traces and is "
+        f"{choose.change(effect, compared.confidence)} on the held-out ones"
+    )
+    if gain_pct < held_out.high_pct:
+        yield f"{said}: these are other traces, and those that the search did not see are the ones to quote"
+        return
+    tried = sum(trial.state == "ok" and trial.arm != "random" for trial in results.trials)
+    traces = sum(trace.purpose == "tuning" for trace in results.traces)
+    yield (
+        f"{said}: the best of {tried} {'noisy measurements' if results.noise else 'settings'} on {traces} tuning "
+        f"trace{'' if traces == 1 else 's'} is flattered, and held-out traces are other traces; expect the gain on those"
+    )
+
+
+def _on_the_static_budgets(results: StudyResults) -> Iterator[str]:
+    """Where the best static budget lies at an end of those that were tried."""
+    settings = [t.setting.to_params() for t in results.trials if t.state == "ok" and t.arm != "random"]
+    tried = sorted({params.b_max for params in settings if params.is_static})
+    best = results.best_static.to_params().b_max
+    if len(tried) > 1 and best in (tried[0], tried[-1]):
+        end, beyond = ("smallest", "smaller") if best == tried[0] else ("largest", "larger")
+        yield (
+            f"the best static budget, {best}, is the {end} of the {len(tried)} that were tried: a {beyond} one may be better "
+            "still; add one to static_budgets"
+        )
 
 
 def _on_the_comparison(results: StudyResults, plan: Plan, pick: PolicyParams, metric: str) -> Iterator[str]:

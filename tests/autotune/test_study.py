@@ -16,7 +16,8 @@ from autotune.compare import compare_settings
 from autotune.evaluate import SimulatedEvaluator
 from autotune.plan import Plan, make_plan
 from autotune.records import Replay
-from autotune.results import StudyResults
+from autotune.remarks import remarks
+from autotune.results import Effect, NoiseInfo, Setting, StudyResults
 from autotune.runfolder import RunFolder
 from autotune.study import Outcome, Search
 from autotune.tune import tune
@@ -251,6 +252,62 @@ def test_a_pick_at_an_end_of_the_space_that_the_search_moved_to_is_said(tmp_path
     assert said == {
         8192: ["the pick has the highest b_max of the search space, 16384: what lies beyond may be better still"],
         16384: [],
+    }
+
+
+def said_of(results: StudyResults, words: str) -> list[str]:
+    found = remarks(
+        results, make_plan(small()), results.pick.to_params(), "mean_latency_s", None, simulated=True
+    )  # fmt: skip
+    return [note for note in found if words in note]
+
+
+def test_a_gain_on_tuning_traces_beyond_the_held_out_interval_is_said_with_the_reason(
+    finished: tuple[StudyResults, Path],
+) -> None:
+    results, gain_pct = finished[0], 32.2
+    trials = list(results.trials)
+    trials[results.pick_trial] = trials[results.pick_trial].model_copy(update={"objectives": {"mean_latency_s": 0.678}})
+
+    def held_out(value: float) -> StudyResults:
+        effect = Effect(improvement_pct=value, low_pct=value - 1, high_pct=value + 1)
+        changed = {"overall": {"mean_latency_s": effect}, "verdict": "better", "did_the_same": False}
+        first = results.comparisons[0].model_copy(update=changed)
+        return results.model_copy(update={"trials": trials, "comparisons": [first, *results.comparisons[1:]]})
+
+    words = "mean end-to-end latency was 32.2 % better on the tuning traces and is "
+    assert said_of(held_out(gain_pct + 0.5), words) == []
+    (shrunk,) = said_of(held_out(gain_pct - 2), words)
+    assert (
+        "and is 30.2 % better (95% interval 29.2 to 31.2 %) on the held-out ones: the best of 10 settings on 4 tuning traces is flattered"
+        in shrunk
+    )
+    noise = NoiseInfo(metric="mean_latency_s", replay_pct=4, objective_pct=2, visible_pct=8, visible_held_out_pct=8,
+                      repeats=9, num_traces=4)  # fmt: skip
+    (noisy,) = said_of(held_out(gain_pct - 2).model_copy(update={"noise": [noise]}), words)
+    assert "the best of 10 noisy measurements on 4 tuning traces is flattered" in noisy
+    (grown,) = said_of(held_out(gain_pct + 2), words)
+    assert "flattered" not in grown
+
+
+def test_a_best_static_budget_at_an_end_of_those_tried_is_said(finished: tuple[StudyResults, Path]) -> None:
+    results, _ = finished
+    notes = {
+        budget: said_of(
+            results.model_copy(update={"best_static": Setting.of(PolicyParams.static(budget))}), "best static budget, "
+        )
+        for budget in (512, 2048, 16384)
+    }
+    assert notes == {
+        512: [
+            "the best static budget, 512, is the smallest of the 3 that were tried: a smaller one may be better still; add "
+            "one to static_budgets"
+        ],
+        2048: [],
+        16384: [
+            "the best static budget, 16384, is the largest of the 3 that were tried: a larger one may be better still; add "
+            "one to static_budgets"
+        ],
     }
 
 
