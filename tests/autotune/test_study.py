@@ -278,10 +278,8 @@ def test_a_gain_on_tuning_traces_beyond_the_held_out_interval_is_said_with_the_r
     words = "mean end-to-end latency was 32.2 % better on the tuning traces and is "
     assert said_of(held_out(gain_pct + 0.5), words) == []
     (shrunk,) = said_of(held_out(gain_pct - 2), words)
-    assert (
-        "and is 30.2 % better (95% interval 29.2 to 31.2 %) on the held-out ones: the best of 10 settings on 4 tuning traces is flattered"
-        in shrunk
-    )
+    assert "is 30.2 % better (95% interval 29.2 to 31.2 %) on the held-out ones: the best of 10 settings on 4" in shrunk
+    assert "tuning traces is flattered" in shrunk
     noise = NoiseInfo(metric="mean_latency_s", replay_pct=4, objective_pct=2, visible_pct=8, visible_held_out_pct=8,
                       repeats=9, num_traces=4)  # fmt: skip
     (noisy,) = said_of(held_out(gain_pct - 2).model_copy(update={"noise": [noise]}), words)
