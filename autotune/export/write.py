@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from autotune.export.caveats import caveats
 from autotune.export.common import (
@@ -22,9 +23,11 @@ from autotune.export.config_file import vllm_config_text
 from autotune.export.deploy import Deployment, compose, dockerfile, helm_values, kubernetes
 from autotune.export.flags import scrubbed
 from autotune.export.index import INDEX_FILE, index, server_lines
+from autotune.export.measured_cost import MeasuredCost, acting, measured_cost
 from autotune.export.patches import GENERATIONS, Generation, environment, nearest_expressible, server_flags
 from autotune.export.vllm_bench import auto_tune_result, sweep_params
 from autotune.provenance import now
+from autotune.records import Origin
 from autotune.results import Setting, StudyResults
 from ppas_core import __version__
 from ppas_core.files import write_atomically
@@ -34,29 +37,34 @@ from ppas_core.policy import PolicyParams
 _JSON: Final = "settings.json"
 _NO_COST_PCT: Final = 0.05
 """What is shown as 0.0 %."""
-Cost = Callable[[PolicyParams], float]
-"""The predicted preferred objective of other settings as ratio to the exported one: 1.03 is 3 % worse."""
+Cost = Callable[[PolicyParams], float | None]
+"""The predicted preferred objective of other settings as ratio to the exported one: 1.03 is 3 % worse; None: unknown."""
 
 
 def write_export(
-    results: StudyResults, directory: Path, *, setting: Setting | None = None, cost: Cost | None = None
+    results: StudyResults,
+    directory: Path,
+    *,
+    setting: Setting | None = None,
+    cost: Cost | None = None,
+    cost_note: str = "",
 ) -> tuple[Path, ...]:
     """Writes the export of a study into `directory` and returns the files, `vllm.yaml` first.
 
     setting: what to export; None is what the study itself exports. A static budget is exported, and loads again, as
-    `PolicyParams.static`. cost: asked for the nearest settings of patches
-    that cannot express it. Each file is written whole or not at all. Raises InvalidSettings, OSError.
+    `PolicyParams.static`. cost: asked for the nearest settings of patches that cannot express it, where the study did not
+    measure them. cost_note: how far to believe that, or why there is none. Each file is written whole or not at all.
+    Raises InvalidSettings, OSError.
     """
     setting = setting or results.exported
-    params = setting.to_params()
-    if params.is_static:  # the other knobs cannot act, and no file could say them
-        params = PolicyParams.static(params.b_max, max_num_seqs=params.max_num_seqs)
+    params = acting(setting.to_params())  # what cannot act no file could say
     origin = _origin_lines(results, setting, params)
     nearest = {generation: nearest_expressible(params, generation) for generation in GENERATIONS}
     costs = {
-        generation: cost(near) if reasons and cost is not None else None
+        generation: _cost_of(results, params, near, cost) if reasons else None
         for generation, (near, reasons) in nearest.items()
     }
+    is_live = results.origin is Origin.LIVE
     deployment = Deployment.of(results)
     vllm_yaml = _vllm_yaml(params, deployment, origin)
     of_flags = [*origin, *_flag_lines(deployment)]
@@ -64,7 +72,9 @@ def write_export(
         "vllm.yaml": vllm_yaml,
         "ppas.env": _own_env(params, of_flags, nearest),
         **{
-            f"vllm-{generation}.env": _patch_env(params, generation, of_flags, near, reasons, costs[generation])
+            f"vllm-{generation}.env": _patch_env(
+                params, generation, of_flags, near, reasons, _cost_lines(costs[generation], cost_note, is_live)
+            )
             for generation, (near, reasons) in nearest.items()
         },
         _JSON: None,
@@ -148,29 +158,42 @@ def _patch_env(
     origin: Iterable[str],
     near: PolicyParams,
     reasons: tuple[str, ...],
-    ratio: float | None,
+    costs: list[str],
 ) -> str:
     lines = [*origin, f"For the published patch of vLLM {generation}."]
     if reasons:
         lines.append(f"The patch CANNOT express this setting: {'; '.join(reasons)}.")
         lines.append(f"Below is the nearest setting that it can: {near.label()}.")
-        lines.append(_cost_line(ratio))
+        lines += costs
     else:
         lines.append("The patch expresses this setting exactly.")
     return _env_text(near, environment(near, generation), lines)
 
 
-def _cost_line(ratio: float | None) -> str:
-    if ratio is None:
-        return "What that costs was not predicted."
+def _cost_of(
+    results: StudyResults, params: PolicyParams, near: PolicyParams, cost: Cost | None
+) -> MeasuredCost | float | None:
+    """As measured, where a live study did; else as predicted."""
+    found = measured_cost(results, params, near) if results.origin is Origin.LIVE else None
+    return found if found is not None or cost is None else cost(near)
+
+
+def _cost_lines(cost: MeasuredCost | float | None, note: str, is_live: bool) -> list[str]:
+    if isinstance(cost, MeasuredCost):
+        return [f"Measured {cost.where}: {_cost_words(cost.ratio)}."]
+    lines = ["The study did not measure that setting."] if is_live else []
+    if cost is None:
+        return [*lines, f"What it costs was not predicted{': ' if note else ''}{one_line(note)}."]
+    return [*lines, f"Predicted (simulated): {_cost_words(cost)}.", *([one_line(note)] if note else [])]
+
+
+def _cost_words(ratio: float) -> str:
     change = (ratio - 1) * 100
     if abs(change) < _NO_COST_PCT:
-        return "Predicted (simulated): it costs nothing on the preferred objective."
+        return "it costs nothing on the preferred objective"
     if change < 0:
-        return (
-            f"Predicted (simulated): no cost; it is {-change:.1f} % better than the setting on the preferred objective."
-        )
-    return f"Predicted (simulated) cost: {change:.1f} % worse than the setting on the preferred objective."
+        return f"no cost; it is {-change:.1f} % better than the setting on the preferred objective"
+    return f"it costs {change:.1f} % on the preferred objective"
 
 
 def _env_text(params: PolicyParams, variables: dict[str, str], lines: list[str]) -> str:
@@ -189,7 +212,7 @@ def _settings_json(
     setting: Setting,
     params: PolicyParams,
     nearest: dict[Generation, tuple[PolicyParams, tuple[str, ...]]],
-    costs: dict[Generation, float | None],
+    costs: dict[Generation, MeasuredCost | float | None],
     others: dict[str, str],
 ) -> str:
     """others: digests of the export's other files."""
@@ -221,12 +244,20 @@ def _settings_json(
                 "exact": not reasons,
                 "why_not": list(reasons),
                 "nearest": near.to_dict(),
-                "predicted_ratio": costs[generation],
+                **_ratios(costs[generation]),
             }
             for generation, (near, reasons) in nearest.items()
         },
     }
     return dump_json(data, indent=1) + "\n"
+
+
+def _ratios(cost: MeasuredCost | float | None) -> dict[str, Any]:
+    measured = cost if isinstance(cost, MeasuredCost) else None
+    return {
+        "predicted_ratio": None if measured is not None else cost,
+        "measured": None if measured is None else asdict(measured),
+    }
 
 
 def _role(results: StudyResults, setting: Setting) -> str | None:

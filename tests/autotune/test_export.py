@@ -15,6 +15,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_study import write_study
 
 from autotune.export import (
     GENERATIONS,
@@ -27,19 +28,25 @@ from autotune.export import (
     settings_digest,
     write_export,
 )
+from autotune.predicted_cost import predicted_cost
 from autotune.records import Origin
 from autotune.results import (
     Comparison,
     Effect,
     HeldOut,
     HeldOutRequests,
+    Objective,
+    Prediction,
     Setting,
     StudyResults,
     TraceInfo,
+    Trial,
 )
+from autotune.runfolder import RunFolder
 from ppas_core.defaults import PUBLISHED
 from ppas_core.errors import InvalidInput
 from ppas_core.policy import PolicyParams, Scope
+from ppas_core.sim.profile import DEFAULT_PROFILE, load_profile
 from ppas_core.vllm.settings import EngineLimits, params_from_environment
 
 PPAS = PUBLISHED["ppas"]
@@ -219,7 +226,7 @@ def test_a_file_for_a_patch_says_what_it_cannot_do_and_what_that_costs(tmp_path:
     assert "# NOT for the patched vLLM 0.27.1" in own
     assert "CANNOT express this setting: n_th is 3, the patch fixes 2; b_cap is 1792, the patch fixes 2048." in old
     assert "nearest setting that it can: 2/12288/2048 prefill." in old
-    assert "Predicted (simulated) cost: 3.1 % worse than the setting" in new
+    assert "Predicted (simulated): it costs 3.1 % on the preferred objective" in new
     patches = json.loads(files[4].read_text())["published_patches"]
     assert patches["0.22.1"]["exact"] is False
     assert patches["0.22.1"]["predicted_ratio"] == 1.0312
@@ -240,6 +247,82 @@ def test_what_costs_nothing_is_not_said_to_cost_nothing_point_nothing_per_cent(t
     text = write_export(results_of(TUNED), tmp_path, cost=lambda params: 0.99996)[3].read_text()
     assert "Predicted (simulated): it costs nothing" in text
     assert "0.0 %" not in text
+
+
+def trial_of(number: int, params: PolicyParams, ratio: float, **changes: Any) -> Trial:
+    fields: dict[str, Any] = {
+        "number": number, "arm": "search", "setting": Setting.of(params), "state": "ok", "regimes": {}, "branch_steps": {},
+        "objectives": {"mean_latency_s": ratio}, "dimensions": {}, "on_front": False, "duration_s": 1.0,
+    }  # fmt: skip
+    return Trial(**{**fields, **changes})
+
+
+MEAN = Objective(metric="mean_latency_s", label="mean end-to-end latency", better="lower")
+
+
+@pytest.mark.parametrize("state", ["ok", "failed"])
+def test_of_a_live_study_the_cost_of_a_patch_is_what_was_measured_and_a_prediction_only_where_nothing_was(
+    state: str, tmp_path: Path
+) -> None:
+    small = PolicyParams(b_max=1280, b_cap=128)  # 0.22.1 would never act: a static budget is the nearest
+    # As a study writes a static budget: with the reference's other knobs, none of which can act.
+    static = trial_of(1, PolicyParams(b_max=1280, b_cap=1280, n_th=3), 0.9, state=state)
+    results = results_of(
+        small, origin=Origin.LIVE, objectives=[MEAN], trials=[trial_of(0, small, 0.6), static], held_out=[]
+    )
+    files = write_export(results, tmp_path, cost=lambda params: 1.2, cost_note="It was 3.4 % off.")
+    old, new = (file.read_text() for file in files[2:4])
+    measured = "Measured on the tuning traces, trial 1 against trial 0: it costs 50.0 %"
+    predicted = "# The study did not measure that setting.\n# Predicted (simulated): it costs 20.0 % on the preferred"
+    assert (measured if state == "ok" else predicted) in old
+    assert predicted in new
+    assert "# It was 3.4 % off.\n" in new
+    patches = json.loads(files[4].read_text())["published_patches"]
+    assert (patches["0.22.1"]["measured"] is None) is (state != "ok")
+    assert patches["0.27.1"] | {"measured": None, "predicted_ratio": 1.2} == patches["0.27.1"]
+    why = write_export(results, tmp_path, cost_note="the study had no simulator")[3].read_text()
+    assert "# What it costs was not predicted: the study had no simulator.\n" in why
+
+
+def test_the_held_out_traces_say_what_a_patch_costs_where_both_settings_were_replayed_there(tmp_path: Path) -> None:
+    tuned = results_of(TUNED).held_out[0].model_copy(update={"regimes": {"1.0": {"mean_latency_s": 1.0}}})
+    near = Setting.of(PolicyParams(12288, 2048))
+    reference = tuned.model_copy(update={"setting": near, "regimes": {"1.0": {"mean_latency_s": 1.25}}})
+    results = results_of(TUNED, origin=Origin.LIVE, objectives=[MEAN], held_out=[tuned, reference])
+    assert "Measured on the held-out traces: it costs 25.0 %" in write_export(results, tmp_path)[2].read_text()
+
+
+def prediction_of(**changes: Any) -> Prediction:
+    fields: dict[str, Any] = {
+        "profile": "p", "source": "calibrated", "settings": 9, "sweep_s": 1.0, "num_trials": 11, "error_pct": 3.4,
+        "concordance": 0.9, "rank_correlation": 0.9, "verdict": "trusted", "sentence": "Trusted.",
+    }  # fmt: skip
+    return Prediction(**{**fields, **changes})
+
+
+def test_the_simulator_of_a_live_study_predicts_costs_while_the_study_trusts_it_and_else_it_is_said_why_not(
+    tmp_path: Path,
+) -> None:
+    write_study(tmp_path, backend="vllm", server={"model": "org/model"}, space="ppas")
+    load_profile(DEFAULT_PROFILE).save(tmp_path / "calibrated.json")
+    results = results_of(PPAS, origin=Origin.LIVE, prediction=prediction_of())
+    predict, note = predicted_cost(results, RunFolder(tmp_path), Setting.of(PPAS))
+    assert predict is not None
+    assert predict(PPAS) == pytest.approx(1.0)
+    assert predict(PolicyParams.static(512)) != pytest.approx(1.0)
+    assert "3.4 % off in the mean over 11 trials" in note
+    for prediction, why in (
+        (None, "had no simulator"),
+        (prediction_of(verdict="dropped"), "was dropped"),
+        (prediction_of(verdict="refitted"), "that fit is not kept"),
+    ):
+        results = results_of(PPAS, origin=Origin.LIVE, prediction=prediction)
+        found, note = predicted_cost(results, RunFolder(tmp_path), Setting.of(PPAS))
+        assert found is None
+        assert why in note
+    (tmp_path / "calibrated.json").unlink()
+    results = results_of(PPAS, origin=Origin.LIVE, prediction=prediction_of())
+    assert predicted_cost(results, RunFolder(tmp_path), Setting.of(PPAS))[0] is None
 
 
 def test_every_file_names_the_study_and_that_it_is_simulated(tmp_path: Path) -> None:
