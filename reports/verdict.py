@@ -314,7 +314,27 @@ def _sentence(results: StudyResults, comparison: Comparison, *, names_basis: boo
         origin = "simulated " if results.origin == Origin.SIMULATED else ""
         traces = counted(comparison.num_traces, f"{origin}held-out trace")
         text += f", over {traces} with {counted(comparison.num_requests, 'request')}"
-    return capitalised(text) + "."
+    return f"{capitalised(text)}.{_without_saturated(comparison, metrics)}"
+
+
+def _without_saturated(comparison: Comparison, metrics: Sequence[str]) -> str:
+    """What is left of the effect without the saturated regimes; nothing where that says no more."""
+    if not comparison.steady or comparison.did_the_same:
+        return ""
+    effects = {m: comparison.steady[m] for m in metrics if m in comparison.steady}
+    said = " and ".join(
+        f"{metric_label(m)} {_is(effect.improvement_pct, m)} ({_within(effect, m)})"
+        if effect.is_measurable
+        else f"{metric_label(m)} is {choose.NOT_MEASURABLE}"
+        for m, effect in effects.items()
+    )
+    clear = {
+        "better": all(effect.low_pct > 0 for effect in effects.values()),
+        "worse": all(effect.high_pct < 0 for effect in effects.values()),
+    }
+    doubt = "" if clear.get(comparison.verdict, True) else f", which is not clearly {comparison.verdict}"
+    where = " and ".join(cleaned(regime, 40) for regime in comparison.saturated)
+    return f" Without the saturated {where}, {said}{doubt}."
 
 
 def _is(improvement_pct: float, metric: str) -> str:

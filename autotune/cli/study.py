@@ -350,7 +350,7 @@ def _show(results: StudyResults, path: Path) -> None:
     for noise in results.noise:
         say(
             f"noise: {metrics.metric(noise.metric).label} of one replay varies by {noise.replay_pct:.1f} %; "
-            f"differences below {noise.visible_held_out_pct:.1f} % are not seen"
+            f"on the held-out traces, differences below {noise.visible_held_out_pct:.1f} % are not found"
             + (f" (widened by {noise.further} further measurements of what did the same)" if noise.further else "")
         )
     if results.prediction is not None:

@@ -257,6 +257,21 @@ def test_many_costs_are_cut_to_the_objectives_and_the_greatest_and_the_rest_is_c
     )
 
 
+def test_the_gain_without_saturated_regimes_stands_in_the_detail_and_says_where_it_is_not_clear(study):
+    changed = with_effects(study, 0, gain(17.9))
+    assert "saturated" not in verdict.headline(changed).detail
+
+    def detail(value: float, low: float, high: float) -> str:
+        update = {"steady": {MEAN: effect(value, low, high)}, "saturated": ["λ=1.4"]}
+        first = changed.comparisons[0].model_copy(update=update)
+        return verdict.headline(changed.model_copy(update={"comparisons": [first, *changed.comparisons[1:]]})).detail
+
+    said = "Without the saturated λ=1.4, mean end-to-end latency is 20.1 % lower (2.5 to 33.0 % lower)."
+    assert said in detail(20.1, 2.5, 33.0)
+    said = "is 5.1 % lower (2.5 % higher to 13.0 % lower), which is not clearly better."
+    assert said in detail(5.1, -2.5, 13.0)
+
+
 def traded(study: StudyResults) -> StudyResults:
     """Better in the mean latency by cutting the time per token, at the price of the first token's; P95 is not clear."""
     found = {
