@@ -80,7 +80,7 @@ class Judgement:
             off += (
                 f", mostly to one side: {abs(self.bias_pct):.1f} % too {words[0]}, so gains are foretold too {words[1]}"
             )
-            off += "; proposals rest on the ranking"
+            return f"{off}; proposals rest on the ranking: {pairs}"
         return f"{off}; {pairs}"
 
 

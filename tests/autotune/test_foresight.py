@@ -150,7 +150,7 @@ def test_an_error_that_all_trials_share_is_said_to_be_one_and_leaves_the_ranking
         judgement = guide.judge(shifted)
         assert judgement.bias_pct == pytest.approx(bias_pct, abs=0.05)
         assert judgement.error_pct == pytest.approx(abs(judgement.bias_pct))
-        assert f"mostly to one side: {words}; proposals rest on the ranking; 100% of the pairs" in judgement.sentence
+        assert f"mostly to one side: {words}; proposals rest on the ranking: 100% of the pairs" in judgement.sentence
     both = [
         Measured(t.params, {name: value * (1.1 if i % 2 else 0.9) for name, value in t.objectives.items()})
         for i, t in enumerate(trials[1:])
