@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Final
 
 from autotune import choose, interrupt, stages
 from autotune.measure import Measurement
-from autotune.plan import CONFIRMED
+from autotune.plan import CONFIRMATIONS, CONFIRMED
 from autotune.study import SearchTrial
-
-_MOST_REPEATS: Final = 2
 
 
 def confirm(study: Measurement, trials: Sequence[SearchTrial]) -> list[SearchTrial]:
@@ -24,7 +21,7 @@ def confirm(study: Measurement, trials: Sequence[SearchTrial]) -> list[SearchTri
     if not study.noise:
         return found
     reach = max(entry.visible_pct for entry in study.noise) / 100
-    repeats = min(_MOST_REPEATS, max(entry.repeats for entry in study.noise) - 1)
+    repeats = min(CONFIRMATIONS, max(entry.repeats for entry in study.noise) - 1)
     scores = {
         place: choose.score(trial.outcome.objectives, study.preferred)
         for place, trial in enumerate(found)

@@ -29,6 +29,8 @@ NOISE_RUNS: Final = 3
 """How often the reference is measured to learn the noise."""
 CONFIRMED: Final = 3
 """Settings near the best that are measured again, at most, where measurements vary."""
+CONFIRMATIONS: Final = 2
+"""How often each of these is measured again, at most."""
 REFERENCE_EVERY: Final = 8
 """Trials between two further measurements of the reference, where measurements drift."""
 FINALISTS: Final = 4
@@ -101,9 +103,10 @@ class Plan:
         if server is not None and server.restart_per_trial:
             starts = settings + again + FINALISTS * len(self.held_out) + cold
         per_setting = len(self.tuning)
+        most_again = again + CONFIRMED * (CONFIRMATIONS - 1)
         return Estimate(
             settings=settings,
-            replays=(settings + again) * per_setting + (FINALISTS + cold) * len(self.held_out),
+            replays=(settings + most_again) * per_setting + (FINALISTS + cold) * len(self.held_out),
             search_s=settings * tuning_s,
             reference_s=again * tuning_s,
             finalists_s=(FINALISTS + cold) * held_out_s,
@@ -114,8 +117,8 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Settings tried, replays in all, server starts at most, and seconds: of the search, of measuring the reference and the
-    best again, of the finalists, of the calibration (load alone).
+    """Settings tried, replays at most beside the calibration's, server starts at most, and seconds: of the search, of
+    measuring the reference and the best again, of the finalists, of the calibration (load alone).
     """
 
     settings: int

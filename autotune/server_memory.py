@@ -20,6 +20,10 @@ _SETTLING: Final = 4
 """Replays of a new server that do not count: caches fill, pools grow to their size."""
 _LEAST: Final = 8
 """Replays after these before anything is said."""
+_SURE: Final = 40
+"""Replays after these before growth is said that leaves time: pools still grow with the first settings and traces."""
+_CLOSE_TRIALS: Final = 100
+"""So few trials left leave no time to wait for that."""
 _MOST: Final = 64
 """Replays that a trend is judged by: the latest, so that growth which has ended counts for nothing."""
 _LEAST_GROWTH: Final = 2**20
@@ -129,6 +133,8 @@ class MemoryWatch:
             said = worst.sentence
         elif max(map(len, self._samples.values())) < _SETTLING + _LEAST:
             said = f"no server ran for the {_SETTLING + _LEAST} replays that a trend takes"
+        elif max(map(len, self._samples.values())) < _SETTLING + _SURE:
+            said = f"no memory grew fast; a slow growth takes {_SETTLING + _SURE} replays of one server to be told from warm-up"
         else:
             said = "no server's memory grew from trial to trial"
         return {
@@ -166,7 +172,8 @@ def trend(samples: Sequence[Sample], replays_per_trial: int) -> Growth | None:
     """How one server's memory grows; None where it does not, or not so that one could tell.
 
     The median of all slopes (Theil and Sen) of the latest replays: its 95 % interval must lie above 0, and their second
-    half must still grow at half the pace or more, which what settles does not.
+    half must still grow at half the pace or more, which what settles does not. Of few replays it counts only where
+    memory will not last for long.
     """
     counted = samples[_SETTLING:][-_MOST:]
     if len(counted) < _LEAST:
@@ -177,7 +184,9 @@ def trend(samples: Sequence[Sample], replays_per_trial: int) -> Growth | None:
     per_trial = float(slope) * replays_per_trial
     if low <= 0 or later < slope / 2 or per_trial < _LEAST_GROWTH:
         return None
-    return Growth(per_trial, counted[-1].left_bytes)
+    found = Growth(per_trial, counted[-1].left_bytes)
+    is_close = found.trials_left is not None and found.trials_left < _CLOSE_TRIALS
+    return found if is_close or len(counted) >= _SURE else None
 
 
 # --- what the system tells ---

@@ -57,11 +57,17 @@ class TrialLine:
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """What a finished study came to: the pick as it was compared, what was exported, and in which role."""
+    """What a finished study came to: the pick as it was compared, what was exported, and in which role.
+
+    costs: of what is exported against the reference, as `ppas tune` tells them. serve: the command that serves it, then
+    what is to be known of that.
+    """
 
     pick: str
     exported: str
     exported_role: str
+    costs: tuple[str, ...] = ()
+    serve: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +298,12 @@ class Watch:
         results = self._read_results() if state == "finished" and self._results_file.is_file() else None
         if not isinstance(results, StudyResults):
             return None
-        return Conclusion(results.pick.label, results.exported.label, results.exported_role)
+        from autotune.export import serve_lines  # brings what a look at a running study does not need
+
+        tuned = results.comparisons[0] if results.comparisons else None
+        costs = tuned.costs if tuned is not None and results.exported_role == tuned.candidate else ()
+        serve = serve_lines(results, self.path / "export/vllm.yaml")
+        return Conclusion(results.pick.label, results.exported.label, results.exported_role, tuple(costs), tuple(serve))
 
     def _visible_pct(self) -> float | None:
         try:

@@ -180,7 +180,7 @@ class _TwoLines(RichProgress):
 class Bar:
     """A progress bar on stderr with what is done, what is left and a note.
 
-    Without a terminal a line where a stage begins and ends, and one a minute in between.
+    Without a terminal a line where a stage begins and ends, with the time that it took, and one a minute in between.
     """
 
     _EVERY_S: Final = 60.0
@@ -201,11 +201,13 @@ class Bar:
         self._stage = ""
         self._pace = Pace(0)
         self._said_s = 0.0
+        self._is_open = False
 
     def begin(self, stage: str, total: int, done: int = 0) -> None:
         """Starts a line for `stage`; a stage without steps shows nothing."""
         self._stage, self._note, self._task = stage, "", None
         self._pace, self._said_s = Pace(total, done), 0.0
+        self._is_open = total > 0
         if total == 0:
             return
         if self._live:
@@ -221,7 +223,7 @@ class Bar:
         self._pace.step()
         if self._task is not None:
             self._bar.update(self._task, advance=1, note=self._note, eta=duration(self._pace.eta_s))
-        elif not self._live and self._pace.elapsed_s - self._said_s >= self._EVERY_S:
+        elif not self._live and self._pace.elapsed_s - self._said_s >= self._EVERY_S and self._pace.eta_s:
             self._said_s = self._pace.elapsed_s
             left = f"about {duration(self._pace.eta_s)} left"
             told = f"{self._pace.done} of {self._pace.total}, {left}{f', {self._note}' if self._note else ''}"
@@ -234,5 +236,9 @@ class Bar:
             self._bar.stop()
             self._bar.remove_task(self._task)
             self._task = None
-        elif self._note and not self._live:
-            err.print(escape(f"{self._stage}: done ({self._note})"))
+        elif self._is_open and not self._live:
+            took_s = self._pace.elapsed_s
+            if self._note or took_s >= 1:
+                took = duration(took_s) if took_s >= 1 else "under 1 s"
+                err.print(escape(f"{self._stage}: done in {took}{f' ({self._note})' if self._note else ''}"))
+        self._is_open = False

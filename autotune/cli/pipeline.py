@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from autotune.export import write_export
+from autotune.export.common import file_digest
 from autotune.heartbeat import Heartbeat
 from autotune.live import LiveEvaluator
 from autotune.plan import Plan, make_plan
@@ -55,7 +56,8 @@ def run_study(
 def write_exports(results: StudyResults, run: RunFolder, output: Path, setting: Setting | None) -> tuple[Path, ...]:
     """The export of a finished study, or of another `setting` of it, made again from its run folder."""
     cost, note = predicted_cost(results, run, setting or results.exported)
-    return write_export(results, output, setting=setting, cost=cost, cost_note=note)
+    digest = file_digest(run.results)
+    return write_export(results, output, setting=setting, cost=cost, cost_note=note, results_digest=digest)
 
 
 def plan_lines(plan: Plan) -> list[str]:
@@ -64,7 +66,8 @@ def plan_lines(plan: Plan) -> list[str]:
     search_s = found.search_s if budget_s is None else min(found.search_s, budget_s)
     return [
         f"plan: {found.settings} settings on {len(plan.tuning)} tuning traces, the reference and the best again for noise and "
-        f"drift, finalists on {len(plan.held_out)} held-out traces: up to {found.replays} replays",
+        f"drift, finalists on {len(plan.held_out)} held-out traces: up to {found.replays} replays"
+        + (", and the calibration's" if found.calibration_s else ""),
         f"about {found.total_s(budget_s) / 60:.0f} minutes and {found.starts_in_words}: search {search_s / 60:.0f}, "
         f"again {found.reference_s / 60:.0f}, finalists {found.finalists_s / 60:.0f}"
         + (f", calibrating the simulator {found.calibration_s / 60:.0f}" if found.calibration_s else "")

@@ -8,6 +8,7 @@ import select
 import sys
 import time
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -102,7 +103,9 @@ def _lines(found: RunStatus) -> list[tuple[str, str]]:
     lines.append(("verdict", escape(found.verdict)))
     if found.outcome is not None:
         lines.append(("pick", escape(found.outcome.pick)))
+        lines += [("cost", f"[yellow]{escape(cost)}[/]") for cost in found.outcome.costs]
         lines.append(("exported", escape(f"{found.outcome.exported_role}, {found.outcome.exported}")))
+        lines += zip_longest(["serve"], map(escape, found.outcome.serve), fillvalue="")
     if found.trials_stopped:
         lines.append(("stopped", f"{found.trials_stopped} trials early, clearly behind the best"))
     for reason, number in list(found.failures.items())[:_REASONS_SHOWN]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.cli import console
 from autotune.heartbeat import FILE, Heartbeat
 from autotune.progress import Pace, Together
 
@@ -39,6 +40,27 @@ def test_the_eta_comes_from_the_steps_of_this_process_and_counts_down_within_a_s
     for _ in range(4):
         pace.step()
     assert pace.eta_s == 0.0
+
+
+def test_without_a_terminal_a_stage_ends_with_the_time_that_it_took_and_never_with_no_time_left(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(console, "Pace", lambda total, done=0: Pace(total, done, clock))
+    bar = console.Bar()
+    for stage, seconds in (("Calibrating", 126.0), ("Mapping", 4.0), ("Writing", 0.1)):
+        bar.begin(stage, 2)
+        for _ in range(2):
+            clock.now += seconds
+            bar.advance("a check" if stage == "Calibrating" else "")
+        bar.end()
+    bar.begin("Nothing to do", 0)
+    bar.end()
+    assert [line for line in capsys.readouterr().err.splitlines() if "steps" not in line] == [
+        "Calibrating: 1 of 2, about 2 min 06 s left, a check",
+        "Calibrating: done in 4 min 12 s (a check)",
+        "Mapping: done in 8 s",
+    ]
 
 
 class Told:

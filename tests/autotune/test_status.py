@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -224,7 +225,19 @@ def test_of_a_finished_study_the_verdict_pick_and_export_are_told_and_not_the_fl
     assert told == (results.pick.label, results.exported.label, results.exported_role)
     shown = CliRunner().invoke(app, ["status", str(finished_run)]).output
     assert f"exported  {results.exported_role}, {results.exported.label}" in shown
+    config = finished_run / "export/vllm.yaml"
+    assert re.search(rf"^serve     ppas serve .*--config {re.escape(str(config))}", shown, re.MULTILINE), shown
     assert "best " not in shown.replace("best static", "")
+
+
+def test_what_the_exported_setting_costs_stays_told_after_the_study(finished_run: Path, tmp_path: Path) -> None:
+    run = copy(finished_run, tmp_path)
+    data = json.loads((run / "results.json").read_text())
+    data["comparisons"][0]["costs"] = ["mean TTFT [48] % worse"]
+    for role, told in ((data["comparisons"][0]["candidate"], True), ("reference", False)):
+        (run / "results.json").write_text(json.dumps({**data, "exported_role": role}))
+        shown = CliRunner().invoke(app, ["status", str(run)]).output
+        assert ("cost      mean TTFT [48] % worse" in shown) == told, shown
 
 
 def test_a_trial_that_was_stopped_early_is_no_failure_and_never_the_best(finished_run: Path, tmp_path: Path) -> None:
@@ -323,7 +336,9 @@ def test_the_eta_keeps_within_the_time_budget(finished_run: Path, tmp_path: Path
         for number, change in ((10, {"starting_s": 40.0}), (11, {"reason": "the server died"})):
             file = run / f"trials/{number}/metrics.json"
             file.write_text(json.dumps({**json.loads(file.read_text()), **change}))
-        assert status_of(run).eta_s == pytest.approx(300 - 120 - 40 + 3 * 10.0), "starts and failures use up the budget too"
+        assert status_of(run).eta_s == pytest.approx(300 - 120 - 40 + 3 * 10.0), (
+            "starts and failures use up the budget too"
+        )
 
 
 def test_a_sweep_has_a_status_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

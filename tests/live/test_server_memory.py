@@ -21,7 +21,7 @@ from reports.quality import memory_words
 MIB = 2**20
 
 
-def samples(used_mib: Callable[[int], float], count: int = 40, left_mib: float = 1950) -> list[Sample]:
+def samples(used_mib: Callable[[int], float], count: int = 44, left_mib: float = 1950) -> list[Sample]:
     return [Sample("server-1", int(used_mib(i) * MIB), int(left_mib * MIB)) for i in range(count)]
 
 
@@ -94,6 +94,18 @@ def test_steady_growth_is_found_at_its_pace_with_the_trials_left_in_words() -> N
     plenty = trend(samples(lambda i: 500 + 6 * i, left_mib=2e6), 2)
     assert plenty is not None
     assert not plenty.is_near
+
+
+def test_growth_of_a_server_s_first_replays_is_told_only_where_its_end_is_close() -> None:
+    """The jumps of a server that meets a study's settings and traces for the first time, in MiB, as measured live."""
+    warming = [2116, 2121, 2121, 2121, 2121, 2121, 2121, 2159, 2159, 2163, 2221, 2329, 2329, 2329, 2330, 2330]
+    first = samples(lambda i: warming[min(max(0, i - 6), 15)], count=24, left_mib=20_000)
+    assert trend(first, 2) is None
+    steady = samples(lambda i: 500 + 6 * i, count=24, left_mib=20_000)
+    assert trend(steady, 2) is None
+    close = trend(samples(lambda i: 500 + 6 * i, count=24, left_mib=1000), 2)
+    assert close is not None
+    assert close.sentence.endswith("about 83 trials")
 
 
 def test_growth_in_stairs_is_growth() -> None:
