@@ -54,8 +54,9 @@ def serve_lines(results: StudyResults, config: Path) -> list[str]:
     return [*lines, *caveats(deployment.flags)]
 
 
-def index(names: Iterable[str], deployment: Deployment, origin: Iterable[str]) -> str:
-    """`README.md`: what each of the files `names` is, and the command that takes it."""
+def index(names: Iterable[str], deployment: Deployment, origin: Iterable[str], verdict: Iterable[str]) -> str:
+    """`README.md`: what was found of the setting, what each of the files `names` is, and the command that takes it."""
+    found = "".join(f"    {line}\n" for line in verdict)
     quoted = [*origin, "To serve with it, in this folder:", ""]
     quoted.append(f"  {_serve('vllm.yaml', deployment, _model(deployment))}")
     notes = [_where_model_is(deployment)] if _is_elsewhere(deployment) else []
@@ -69,6 +70,11 @@ def index(names: Iterable[str], deployment: Deployment, origin: Iterable[str]) -
         "# An exported setting",
         "",
         *(f"    {line}".rstrip() for line in quoted),  # as it is: no word of a user is read as Markdown
+        "",
+        "## What the study found",
+        "",
+        found,
+        "## The files",
         "",
         "| file | what it is | command, in this folder |",
         "|---|---|---|",

@@ -25,6 +25,7 @@ from autotune.export.flags import scrubbed
 from autotune.export.index import INDEX_FILE, index, server_lines
 from autotune.export.measured_cost import MeasuredCost, acting, measured_cost
 from autotune.export.patches import GENERATIONS, Generation, environment, nearest_expressible, server_flags
+from autotune.export.verdict import comparisons_of, role_of, verdict_lines
 from autotune.export.vllm_bench import auto_tune_result, sweep_params
 from autotune.provenance import now
 from autotune.records import Origin
@@ -48,13 +49,15 @@ def write_export(
     setting: Setting | None = None,
     cost: Cost | None = None,
     cost_note: str = "",
+    results_digest: str | None = None,
 ) -> tuple[Path, ...]:
     """Writes the export of a study into `directory` and returns the files, `vllm.yaml` first.
 
     setting: what to export; None is what the study itself exports. A static budget is exported, and loads again, as
     `PolicyParams.static`. cost: asked for the nearest settings of patches that cannot express it, where the study did not
-    measure them. cost_note: how far to believe that, or why there is none. Each file is written whole or not at all.
-    Raises InvalidSettings, OSError.
+    measure them. cost_note: how far to believe that, or why there is none. results_digest: of the file that `results`
+    were read from; None is as they are saved now. Each file is written whole or not at all. Raises InvalidSettings,
+    OSError.
     """
     setting = setting or results.exported
     params = acting(setting.to_params())  # what cannot act no file could say
@@ -86,9 +89,11 @@ def write_export(
         "auto_tune.txt": auto_tune_result(results),
     }
     named = [name for name, text in files.items() if text is not None or name == _JSON]
-    files[INDEX_FILE] = index(named, deployment, origin)
+    files[INDEX_FILE] = index(named, deployment, origin, verdict_lines(results, setting))
     others = {name: sha256(text.encode()) for name, text in files.items() if text is not None}
-    files[_JSON] = _settings_json(results, setting, params, nearest, costs, others)
+    # As `StudyResults.save` writes it; an earlier version wrote fewer entries, so that of a file is the caller's to give.
+    digest = results_digest or sha256(dump_json(results.model_dump(mode="json")).encode())
+    files[_JSON] = _settings_json(results, digest, setting, params, nearest, costs, others)
     written = {directory / name: text for name, text in files.items() if text is not None}
     (directory / SIGNATURE_FILE).unlink(missing_ok=True)  # it is of other files, and would only fail from now on
     for path, text in written.items():
@@ -99,7 +104,7 @@ def write_export(
 
 
 def _origin_lines(results: StudyResults, setting: Setting, params: PolicyParams) -> list[str]:
-    role = _role(results, setting)
+    role = role_of(results, setting)
     named = f"{params.label()} ({one_line(role)})" if role else params.label()
     study = f"the study {one_line(results.name)}, {one_line(results.created_at)}"
     return [
@@ -209,6 +214,7 @@ def _env_text(params: PolicyParams, variables: dict[str, str], lines: list[str])
 
 def _settings_json(
     results: StudyResults,
+    results_digest: str,
     setting: Setting,
     params: PolicyParams,
     nearest: dict[Generation, tuple[PolicyParams, tuple[str, ...]]],
@@ -228,11 +234,13 @@ def _settings_json(
         "study": {
             "name": results.name,
             "created_at": results.created_at,
-            # The digest of results.json as `StudyResults.save` writes it.
-            "digest": sha256(dump_json(results.model_dump(mode="json")).encode()),
-            "role": _role(results, setting),
+            "digest": results_digest,
+            "role": role_of(results, setting),
             "choice": results.choice,
-            "verdicts": _verdicts(results, setting),
+            "verdicts": [
+                {"against": found.reference, "verdict": found.verdict, "sentence": found.sentence, "costs": found.costs}
+                for found in comparisons_of(results, setting)
+            ],
             "not_identified": results.not_identified,
         },
         "measured_on": scrubbed(results.provenance.get("measured_on")),
@@ -258,20 +266,3 @@ def _ratios(cost: MeasuredCost | float | None) -> dict[str, Any]:
         "predicted_ratio": None if measured is not None else cost,
         "measured": None if measured is None else asdict(measured),
     }
-
-
-def _role(results: StudyResults, setting: Setting) -> str | None:
-    """What the study calls the setting; None for one that it tried without quoting it, or never tried."""
-    if setting.params == results.exported.params:
-        return results.exported_role
-    return next((held.role for held in results.held_out if held.setting.params == setting.params), None)
-
-
-def _verdicts(results: StudyResults, setting: Setting) -> list[dict[str, str]]:
-    """What the held-out traces say of the setting; empty when it was not compared there."""
-    roles = {held.role for held in results.held_out if held.setting.params == setting.params}
-    return [
-        {"against": found.reference, "verdict": found.verdict, "sentence": found.sentence}
-        for found in results.comparisons
-        if found.candidate in roles
-    ]

@@ -35,6 +35,7 @@ from autotune.results import (
     Effect,
     HeldOut,
     HeldOutRequests,
+    NoiseInfo,
     Objective,
     Prediction,
     Setting,
@@ -348,6 +349,42 @@ def test_the_settings_file_holds_the_digest_chain_and_the_verdict(tmp_path: Path
     assert data["study"]["role"] == "tuned"
     assert [v["verdict"] for v in data["study"]["verdicts"]] == ["better"]
     assert data["study"]["not_identified"] == {"t_large": "no large prefill in the traces"}
+
+
+def test_the_readme_says_what_the_study_found_to_whoever_has_the_export_alone(tmp_path: Path) -> None:
+    costs = ["mean TTFT 46.0 % worse\n# not a heading"]
+    noise = NoiseInfo(
+        metric="mean_latency_s", replay_pct=3.31, objective_pct=2.3, visible_pct=9.7, visible_held_out_pct=5.62,
+        repeats=95, num_traces=2,
+    )  # fmt: skip
+    compared = results_of(TUNED).comparisons[0].model_copy(update={"costs": costs})
+    results = results_of(TUNED, origin=Origin.LIVE, comparisons=[compared], noise=[noise])
+    text = (write_export(results, tmp_path)[-1]).read_text()
+    assert text.startswith("# An exported setting\n")
+    for line in (
+        compared.sentence,
+        "Cost against paper default: mean TTFT 46.0 % worse?# not a heading",
+        "Noise: mean end-to-end latency of one replay varies by 3.3 %; on the held-out traces, differences below 5.6 % are",
+        "Measured on a live server; 2026-11-30T09:00:00+00:00.",
+    ):
+        assert f"    {line}" in text
+    assert json.loads((tmp_path / "settings.json").read_text())["study"]["verdicts"][0]["costs"] == costs
+
+
+def test_of_a_setting_that_was_not_compared_the_readme_gives_no_verdict_and_of_a_kept_reference_the_reason(
+    tmp_path: Path,
+) -> None:
+    other = (write_export(results_of(TUNED), tmp_path, setting=Setting.of(PPAS))[-1]).read_text()
+    assert "was not compared with others" in other
+    assert "tuned is better" not in other
+    assert "Simulated, not measured on a server" in other
+    kept = results_of(TUNED, exported=Setting.of(PPAS), exported_role="paper default")
+    text = (write_export(kept, tmp_path)[-1]).read_text()
+    assert (
+        "The study exports it, since it found no other setting to be clearly better:\n    tuned is better than the"
+        in text
+    )
+    assert "Here tuned is 3/12288/1792 prefill." in text
 
 
 def test_another_setting_of_the_study_is_exported_without_a_verdict_that_is_not_its_own(tmp_path: Path) -> None:
