@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from small_study import small
 
+from autotune.cli.pipeline import write_exports
 from autotune.export import load_export, write_export
 from autotune.heartbeat import Heartbeat
 from autotune.plan import make_plan
@@ -105,6 +106,9 @@ def test_an_older_run_folder_goes_on_as_if_it_said_todays_defaults(run: Path) ->
         )
     old = StudyResults.load(run / "results.json")
     assert (old.version, old.server_memory, old.trials[0].server_memory_bytes) == (1, None, None)
+    write_exports(old, existing_run(run), run / "export", None)
+    existing_run(run).write_manifest()
+    assert verify(run).findings == (), "the export names the digest of the file that it was made from"
     status = Watch(run).status()
     assert (status.state, status.trials_done) == ("finished", len(list((run / "trials").iterdir())))
     assert status.updated_s_ago is not None
