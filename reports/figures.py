@@ -67,7 +67,7 @@ def front(view: FrontView, odds: Odds, *, close_up: bool = True) -> Any:
             name="Pick",
             hoverinfo="skip",
             text=["<b>Pick</b>"],
-            textposition="bottom left",
+            textposition="top right",  # where no other setting lies when the pick is on the front
             textfont={"color": colour("ink"), "size": 13},
             cliponaxis=False,
             marker={
@@ -112,16 +112,19 @@ def _uncertainty(figure: Any, view: FrontView, odds: Odds) -> None:
     outlines = _outlines(view, odds)
     picked = _ring(view, view.pick, odds) if view.pick is not None else None
     if picked is not None:
+        is_bar = len(picked[0]) == 2
         figure.add_scatter(
             x=picked[0],
             y=picked[1],
-            mode="lines",
+            mode="lines+markers" if is_bar else "lines",
             name="Pick, 95% interval",
             fill="toself",
             hoverinfo="skip",
             fillcolor=colour("tuned_pale"),
             legendrank=-1,
-            line={"color": colour("interval"), "width": 1},
+            line={"color": colour("tuned_pale"), "width": 9} if is_bar else {"color": colour("interval"), "width": 1},
+            marker={"symbol": "line-ns" if picked[1][0] == picked[1][1] else "line-ew", "size": 9}
+            | {"line": {"color": colour("interval"), "width": 1.5}},
         )
     if outlines:
         figure.add_scatter(
@@ -136,13 +139,14 @@ def _uncertainty(figure: Any, view: FrontView, odds: Odds) -> None:
 
 
 def _ring(view: FrontView, point: TrialPoint, odds: Odds) -> tuple[list[float], list[float]] | None:
-    """An ellipse as wide and as high as the intervals in x and y, tilted as they hang together; a bar without x."""
+    """An ellipse as wide and as high as the intervals in x and y, tilted as they hang together; a bar where but one of
+    them is known.
+    """
     tall = odds.interval(point.trial, view.y_metric)
-    if tall is None:
-        return None
-    if view.x_metric is None:
-        return [point.x, point.x], [short(tall[0]), short(tall[1])]
-    wide = odds.interval(point.trial, view.x_metric) or (point.x, point.x)
+    wide = odds.interval(point.trial, view.x_metric) if view.x_metric is not None else None
+    if view.x_metric is None or tall is None or wide is None:
+        ends = [short(v) for v in wide or (point.x, point.x)], [short(v) for v in tall or (point.y, point.y)]
+        return None if tall is None and wide is None else ends
     tilt = odds.correlation.get(point.trial.number, {}).get((view.x_metric, view.y_metric), 0.0)
     (x, half_x), (y, half_y) = (((low + high) / 2, (high - low) / 2) for low, high in (wide, tall))
     if half_x == half_y == 0:
@@ -181,14 +185,14 @@ def convergence(view: ConvergenceView) -> Any:
                 "color": colour(tint),
                 "width": 2.8 if arm == "search" else 2.2,
                 "shape": "hv",
-                "dash": "solid" if arm == "search" else "dash",
+                "dash": {"search": "solid", "predicted": "dashdot"}.get(arm, "dash"),
             },
             marker={"color": colour(tint), "size": 9},
             hovertemplate=f"<b>{name}</b><br>after %{{x}} trials: {unit}<extra></extra>",
         )
     title = "Hypervolume of the front" if view.metric is None else gain_title(view.metric, "Best gain so far in")
     figure.update_layout(
-        xaxis=axis("Trials of the arm", rangemode="nonnegative", zeroline=False),
+        xaxis=axis("Trials of that kind", rangemode="nonnegative", zeroline=False),
         yaxis=axis(title, zeroline=False, range=list(view.focus)),
     )
     return figure
@@ -291,7 +295,7 @@ def drift(view: DriftView) -> Any:
     reach = 1.25 * max(view.largest_pct, view.band_pct, 0.5)
     figure.update_layout(
         xaxis=axis("Trials before", rangemode="tozero", zeroline=False),
-        yaxis=axis("Change of the reference, %", zeroline=True, range=[-reach, reach]),
+        yaxis=axis("Change of the reference, % (above 0: worse)", zeroline=True, range=[-reach, reach]),
     )
     return figure
 

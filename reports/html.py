@@ -22,7 +22,7 @@ import ppas_core
 from autotune.records import Origin
 from autotune.results import StudyResults
 from ppas_core.files import write_atomically
-from reports import forecast, panels, quality, roles, statics, summary, tables, theme, verdict
+from reports import forecast, legend, panels, quality, roles, statics, summary, tables, theme, verdict
 from reports.numbers import capitalised, cleaned, moment
 from reports.odds import Odds, front_odds
 from reports.panel import Panel
@@ -59,6 +59,7 @@ def page(results: StudyResults, shown: Mapping[str, Panel], known: Odds | None =
         warnings=[capitalised(cleaned(w, 1000)) for w in results.warnings],
         not_identified=[(cleaned(k), cleaned(reason, 500)) for k, reason in results.not_identified.items()],
         headline=verdict.headline(results),
+        names=legend.names(results),
         load_lead=statics.sentence(results),
         quality=_quality(results),
         judged=forecast.judged(results),

@@ -69,6 +69,18 @@ def change(improvement_pct: float | None, metric: str) -> str:
     return f"{percent(abs(number), signed=False)} {_direction(number, metric)}" if _shows(number) else "no difference"
 
 
+def better_or_worse(improvement_pct: float | None) -> str:
+    """An improvement in words that need no sign: `20.1 % better`, `3.0 % worse`, `no difference`."""
+    number = finite(improvement_pct)
+    if number is None:
+        return NONE
+    return (
+        f"{percent(abs(number), signed=False)} {'better' if number > 0 else 'worse'}"
+        if _shows(number)
+        else "no difference"
+    )
+
+
 def change_between(low: float | None, high: float | None, metric: str) -> str:
     """An interval of an improvement in the words of `change`: `1.0 to 2.4 % lower`, `0.3 % higher to 2.4 % lower`.
 
@@ -121,10 +133,11 @@ def is_time(metric: str) -> bool:
     return metric.endswith("_s") and not metric.endswith("_per_s")
 
 
-def metric_value(metric: str, value: float | None) -> str:
-    """A value of the metric called `metric` with its unit."""
+def metric_value(metric: str, value: float | None, scale: tuple[float, str] | None = None) -> str:
+    """A value of the metric called `metric` with its unit. scale: as `time_scale`, where others stand beside it."""
     if is_time(metric):
-        return duration(value)
+        number = finite(value)
+        return duration(value) if scale is None or number is None else f"{significant(number * scale[0])} {scale[1]}"
     return significant(value) + (" /s" if metric.endswith("_per_s") and finite(value) is not None else "")
 
 

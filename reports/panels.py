@@ -8,7 +8,18 @@ from typing import Any
 from autotune import choose
 from autotune.results import StudyResults
 from reports import figures, figures_held_out, pairs, panels_more, plane, quality, roles, views
-from reports.numbers import capitalised, cleaned, counted, interval, metric_head, metric_label, percent, tokens
+from reports.numbers import (
+    better_or_worse,
+    capitalised,
+    cleaned,
+    counted,
+    interval,
+    metric_head,
+    metric_label,
+    metric_name,
+    percent,
+    tokens,
+)
 from reports.odds import DRAWS, Odds, front_odds
 from reports.pairs import REQUEST_METRICS
 from reports.panel import Control, Panel, drawn, origin_sentence, variants_of
@@ -61,7 +72,7 @@ def _front(results: StudyResults, odds: Odds) -> Panel:
             caption += (
                 f"{counted(first.stopped, 'trial was', 'trials were')} stopped before the last trace: open marks. "
             )
-        caption += _odds_words(odds)
+        caption += _odds_words(odds, first)
         pick = first.pick
         alt = f"{counted(len(first.points), 'trial')}, {len(first.front):,} on the Pareto front."
         if pick is not None:
@@ -78,16 +89,24 @@ def _front(results: StudyResults, odds: Odds) -> Panel:
     return Panel("front", title, caption + origin_sentence(results), alt, controls, variants)
 
 
-def _odds_words(odds: Odds) -> str:
+def _odds_words(odds: Odds, view: views.FrontView) -> str:
+    """What is drawn about the marks; nothing where nothing is."""
+    axes = [m for m in (view.x_metric, view.y_metric) if m is not None]
+    known = [m for m in axes if any(odds.interval(point.trial, m) for point in view.points)]
+    if not known:
+        return ""
     if odds.source == "traces":
         return (
             f"Ellipses are as wide and as high as the 95% intervals, from the {odds.num_traces:,} tuning traces drawn "
             f"again {DRAWS} times; the more often a trial of the search is on the front in these draws, the more solid "
             "its mark. "
         )
-    if odds.source == "noise":
-        return "Ellipses show the noise of one trial, 95%, from the reference measured against itself. "
-    return ""
+    marks = "Ellipses" if len(known) == 2 else "Bars"
+    words = f"{marks} show how far noise moves a gain, 95%, from the reference measured against itself"
+    if len(known) < len(axes):
+        missing = next(m for m in axes if m not in known)
+        words += f": in {metric_name(known[0])} alone, that of {metric_name(missing)} was not measured"
+    return words + ". "
 
 
 def _over_load(results: StudyResults) -> Panel:
@@ -229,7 +248,9 @@ def _convergence(results: StudyResults) -> Panel:
     metrics = [o.metric for o in results.objectives]
     built: list[Any] = [views.best_so_far(results, m) for m in metrics] + [views.hypervolume(results)]
     names = [*(metric_head(m) for m in metrics), "Hypervolume"]
-    caption = "What each arm had found after each of its own trials, on the tuning traces. "
+    caption = "The best that each kind of trial had found after so many of its own, on the tuning traces. "
+    if any(trial.arm == "predicted" for trial in results.trials):
+        caption += "The hypervolume of the search begins with what the simulator had proposed. "
     first = built[0]
     if isinstance(first, Missing):
         alt = first.reason
@@ -239,7 +260,7 @@ def _convergence(results: StudyResults) -> Panel:
             for arm, course in first.arms.items()
         )
         if "random" not in first.arms:
-            caption += "No random arm was run in this study, so the search is shown alone. "
+            caption += "No random arm was run in this study, which would show what chance finds. "
     return Panel(
         "convergence",
         "Did the search pay",
@@ -326,10 +347,18 @@ def _landscape(results: StudyResults) -> Panel:
 
 def _drift(results: StudyResults) -> Panel:
     view = quality.drift(results)
-    caption = "The reference measured again and again during the search: its preferred objective against the start. "
+    objectives = [objective.metric for objective in results.objectives]
+    metrics = choose.preferred_metrics(results.prefer, objectives) if objectives else ()
+    label = " and ".join(map(metric_label, metrics)) or "the preferred objective"
+    caption = ""
     if isinstance(view, Missing):
         alt = view.reason
     else:
+        count = len(view.change_pct)
+        caption = (
+            f"The reference was measured again {'once' if count == 1 else f'{count:,} times'} during the search, in {label}; "
+            f"0 % is its first measurement, above it is worse. The last one was {better_or_worse(-view.change_pct[-1])}. "
+        )
         times = counted(len(view.change_pct), "further measurement")
         alt = f"{times} of the reference: at most {percent(view.largest_pct, signed=False)} from the first."
         if view.band_pct:

@@ -11,6 +11,7 @@ from autotune.results import Effect, HeldOut, Setting, StudyResults, Trial
 from reports import quality, roles, views
 from reports.numbers import (
     NONE,
+    better_or_worse,
     capitalised,
     cleaned,
     counted,
@@ -22,6 +23,7 @@ from reports.numbers import (
     metric_value,
     percent,
     significant,
+    time_scale,
     tokens,
 )
 from reports.odds import Odds
@@ -46,13 +48,14 @@ _MOST_REPEATS = 100
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A table cell. sort: what the column sorts by, the text when None. kind: how it is set."""
+    """A table cell. sort: what the column sorts by, the text when None. kind: how it is set. note_tone: of the note."""
 
     text: str
     sort: float | None = None
     kind: Literal["text", "number", "code", "head"] = "text"
     tone: Tone | None = None
     note: str | None = None
+    note_tone: Tone | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,8 @@ def regimes_table(results: StudyResults) -> Table:
     metrics = _columns(results)
     rows = []
     reference = roles.reference_setting(results)
+    scales = {m: time_scale(h.regimes[r].get(m) for h in results.held_out for r in h.regimes) for m in metrics}
+    sides = {h.role: roles.compared(results, roles.reference_role(results), h.role) for h in results.held_out}
     for regime in views.ordered_regimes(r for held in results.held_out for r in held.regimes):
         base = reference.regimes.get(regime, {}) if reference else {}
         for held in results.held_out:
@@ -126,7 +131,13 @@ def regimes_table(results: StudyResults) -> Table:
                         Cell(cleaned(regime), kind="head"),
                         _setting_cell(held),
                         *(
-                            _metric_cell(m, values.get(m), base.get(m) if held.role not in REFERENCES else None)
+                            _metric_cell(
+                                m,
+                                values.get(m),
+                                base.get(m) if held.role not in REFERENCES else None,
+                                scales[m],
+                                side.regimes.get(regime, {}).get(m) if (side := sides[held.role]) else None,
+                            )
                             for m in metrics
                         ),
                     )
@@ -134,7 +145,8 @@ def regimes_table(results: StudyResults) -> Table:
     names = ("Regime", "Setting", *(metric_head(m) for m in metrics))
     return Table(
         "regimes",
-        f"Held-out traces by regime, and the gain over the {roles.reference_role(results)}",
+        f"Held-out traces by regime, and how much better or worse than the {roles.reference_role(results)}; "
+        "coloured where that is clear",
         names,
         tuple(rows),
         "No setting was replayed on held-out traces.",
@@ -228,7 +240,7 @@ def noise_table(results: StudyResults) -> Table:
             Cell(
                 capitalised(metric_label(n.metric)),
                 kind="head",
-                note=f"over {counted(n.num_traces, 'tuning trace')}{'' if n.metric in deciding else '; decides nothing'}",
+                note=f"over {counted(n.num_traces, 'tuning trace')}{'' if n.metric in deciding else '; not what decides'}",
             ),
             *(
                 Cell(percent(value, signed=False, digits=2), finite(value), "number")
@@ -324,9 +336,14 @@ def _setting_cell(held: HeldOut) -> Cell:
     return Cell(capitalised(cleaned(held.role)), note=label)
 
 
-def _metric_cell(metric: str, value: float | None, reference: float | None) -> Cell:
+def _metric_cell(
+    metric: str, value: float | None, reference: float | None, scale: tuple[float, str], effect: Effect | None
+) -> Cell:
+    """effect: the same gain as it was compared, with its interval."""
     gain = views.gain_over(metric, finite(value), finite(reference))
-    return Cell(metric_value(metric, value), finite(value), "number", note=None if gain is None else percent(gain))
+    note = None if gain is None else better_or_worse(gain)
+    tone = tone_of(effect) if effect is not None and effect.is_measurable else "even"
+    return Cell(metric_value(metric, value, scale), finite(value), "number", note=note, note_tone=tone)
 
 
 def effect_cell(effect: Effect | None) -> Cell:

@@ -39,18 +39,18 @@ TOKENS: Final = MappingProxyType(
         "even": ("#f3f2ee", "#1f2839"),
         "worse": ("#eaa27d", "#a4572c"),
         "worse_far": ("#a83a08", "#e58a55"),
-        "load_0": ("#eda33f", "#7a78e0"),
-        "load_1": ("#df6f50", "#a478e6"),
-        "load_2": ("#c54570", "#d377d0"),
-        "load_3": ("#98308a", "#ef86a2"),
-        "load_4": ("#62289c", "#f8aa7c"),
-        "load_5": ("#2d2b8c", "#fad36f"),
+        "load_0": ("#eda33f", "#fbc15e"),
+        "load_1": ("#df6f50", "#fb9a77"),
+        "load_2": ("#c54570", "#ef7d9d"),
+        "load_3": ("#98308a", "#d272c3"),
+        "load_4": ("#62289c", "#a678e4"),
+        "load_5": ("#2d2b8c", "#7f83ea"),
     }
 )
 """Token to its colour on a light and on a dark page."""
 
 LOAD_RAMP: Final = tuple(TOKENS[f"load_{i}"][0] for i in range(6))
-"""Light to dark, for regimes in ascending load."""
+"""Light to dark, for regimes in ascending load; the same hue for a regime on a light and on a dark page."""
 
 
 def colour(token: str) -> str:

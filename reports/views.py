@@ -267,9 +267,9 @@ def effects(comparison: Comparison, metric: str) -> EffectsView | Missing:
 
 
 def best_so_far(results: StudyResults, metric: str) -> ConvergenceView | Missing:
-    """The best gain in the objective `metric` after each trial of the search and of the random arm."""
+    """The best gain in the objective `metric` after each trial that the simulator proposed, of the search, and at random."""
     arms: dict[str, tuple[float | None, ...]] = {}
-    for arm in ("search", "random"):
+    for arm in ("predicted", "search", "random"):
         course: list[float | None] = []
         best: float | None = None
         for trial in sorted((t for t in results.trials if t.arm == arm), key=lambda t: t.number):
@@ -401,7 +401,7 @@ def _as_numbers(regimes: Sequence[str]) -> tuple[tuple[float, ...] | None, str]:
         return None, "Load regime"
     before, after = next(iter(frames))
     if before == "λ=":
-        return values, f"λ, requests per second in the bursts {after}".rstrip()
+        return values, "λ, requests/s in bursts" + (f" ({after.strip()})" if after.strip() else "")
     return values, f"Load regime, {before}…{after}"
 
 

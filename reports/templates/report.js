@@ -257,20 +257,25 @@
     });
   }
 
-  // Says how many columns lie beyond the edge; a table that scrolls sideways does not look like one.
+  // Says what lies beyond the edges; a table that scrolls does not look like one.
   function makeHint(card) {
     const hint = card.querySelector(".more");
     const box = card.querySelector(".scroll");
+    const below = card.querySelector(".below");
     if (!box) return;
     const tell = () => {
       const edge = box.getBoundingClientRect().right;
       const beyond = [...box.querySelectorAll("thead th")].filter((head) => head.getBoundingClientRect().right > edge + 12).length;
       hint.hidden = beyond === 0;
       card.classList.toggle("has-more", beyond > 0);
+      const under = below !== null && box.scrollHeight - box.clientHeight - box.scrollTop > 12;
+      card.classList.toggle("has-below", under);
+      if (below) below.hidden = !under;
       hint.textContent = `${beyond} more column${beyond === 1 ? "" : "s"}: scroll sideways →`;
     };
     box.addEventListener("scroll", tell, { passive: true });
     new ResizeObserver(tell).observe(box);
+    new ResizeObserver(tell).observe(box.firstElementChild); // rows that a filter hides
   }
 
   // Shows one of several forms of the same text; without a script all of them stand below each other.

@@ -273,7 +273,14 @@ def test_no_column_hides_beyond_the_edge_without_a_word(browser, report):
     for table in ("comparisons", "regimes", "trials"):
         assert page.evaluate(f"{BEYOND}('{table}')") == 0, table
         assert not page.locator(f"[data-table={table}] .more").is_visible()
+    below, box = page.locator("[data-table=trials] .below"), page.locator("[data-table=trials] .scroll")
+    assert below.is_visible(), "rows that lie below the edge are told of as well"
+    box.evaluate("box => box.scrollTo(0, box.scrollHeight)")
+    below.wait_for(state="hidden")
     page.set_viewport_size({"width": 390, "height": 900})
+    assert box.evaluate("box => getComputedStyle(box).maxHeight") != "none"
+    short = page.locator("[data-table=settings] .scroll, [data-table=comparisons] .scroll")
+    assert short.evaluate_all("boxes => boxes.every(box => box.scrollHeight <= box.clientHeight + 1)")
     hint = page.locator("[data-table=regimes] .more")
     hint.wait_for()
     assert hint.inner_text() == f"{page.evaluate(BEYOND + '(`regimes`)')} more columns: scroll sideways →"
@@ -408,7 +415,7 @@ def test_an_odd_study_opens_without_a_complaint(browser, tmp_path, name):
     write_report(odd_studies.ODD[name](), tmp_path / "report.html")
     page = browser.new_page(viewport={"width": 390, "height": 900})
     opened = Opened(page, tmp_path / "report.html")
-    drawn, said = page.locator(DRAWN).count(), page.locator("figure > .empty:visible").count()
+    drawn, said = page.locator(DRAWN).count(), page.locator("figure > .empty:visible, .left-out").count()
     assert drawn + said == FIGURES
     assert opened.complaints == []
     assert opened.overflow() == 0

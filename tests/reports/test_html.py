@@ -179,7 +179,7 @@ def test_what_a_live_study_could_not_measure_of_itself_is_said(name, sentence):
 
 
 def test_the_headline_is_the_verdict_with_its_interval(page):
-    assert "Better The tuned setting is better than the paper default" in page.text
+    assert "Better The tuned setting is better than the paper default in mean latency" in page.text
     assert "mean end-to-end latency is 7.9 % lower (95% interval 6.0 to 9.6 % lower)" in page.text
     assert "7.9 % lower 95% interval: 6.0 to 9.6 % lower" in page.text
     assert "86.0 % of them 95% interval: 82.0 to 89.5 %; slower: 9.0 %" in page.text
@@ -218,7 +218,9 @@ def test_plotly_is_in_the_file_once(page):
 def test_an_odd_study_still_makes_a_whole_report(name):
     page, shown = odd(name)
     assert page.open == []
-    assert sum(t == "figure" for t, _ in page.tags) == len(shown) == len(PANELS) + sum(p in shown for p in SOMETIMES)
+    left_out = shown["landscape"].missing is not None  # a line instead of an empty card
+    assert sum(t == "figure" for t, _ in page.tags) == len(shown) - left_out
+    assert len(shown) == len(PANELS) + sum(p in shown for p in SOMETIMES)
     for panel in shown.values():
         for variant in panel.variants.values():
             if isinstance(variant, Missing):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import colorsys
 import math
 
 import pytest
 
-from reports import numbers
+from reports import numbers, theme
 
 
 @pytest.mark.parametrize(
@@ -96,3 +97,18 @@ def test_an_interval_is_told_without_signs(low, high, text):
 
 def test_one_of_a_thing_has_no_plural():
     assert [numbers.counted(n, "trace") for n in (0, 1, 2000)] == ["0 traces", "1 trace", "2,000 traces"]
+
+
+def test_values_beside_each_other_share_their_unit_and_a_difference_needs_no_sign():
+    column = [0.704, 1.04]
+    scale = numbers.time_scale(column)
+    assert [numbers.metric_value("mean_ttft_s", value, scale) for value in column] == ["0.704 s", "1.04 s"]
+    assert numbers.metric_value("mean_ttft_s", 0.704) == "704 ms"
+    found = [numbers.better_or_worse(value) for value in (20.14, -47.5, 0.01, math.nan)]
+    assert found == ["20.1 % better", "47.5 % worse", "no difference", numbers.NONE]
+
+
+def test_a_regime_keeps_its_hue_on_a_dark_page():
+    for token in (f"load_{i}" for i in range(6)):
+        hues = [colorsys.rgb_to_hls(*(int(c[i : i + 2], 16) / 255 for i in (1, 3, 5)))[0] for c in theme.TOKENS[token]]
+        assert abs(hues[0] - hues[1]) < 0.05, token

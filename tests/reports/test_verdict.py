@@ -11,10 +11,10 @@ import sample_study
 import yaml
 
 from autotune.export import environment, server_flags
-from autotune.results import ColdCheck, Effect, Setting, StudyResults
+from autotune.results import ColdCheck, DriftPoint, Effect, Setting, StudyResults
 from autotune.settings import parse_setting
 from ppas_core.policy import PolicyParams
-from reports import quality, roles, statics, summary, tables, verdict, views
+from reports import legend, panels, quality, roles, statics, summary, tables, verdict, views
 from reports.html import render
 from reports.odds import Odds
 
@@ -385,3 +385,40 @@ def test_what_is_said_of_static_budgets_across_load_comes_from_the_numbers(study
 
 def test_the_tuned_setting_is_counted_where_it_is_ahead_of_every_static_budget(study):
     assert statics.sentence(study).endswith("The tuned setting is ahead of all of them in 6 of 6 load regimes.")
+
+
+def test_a_regime_s_cell_says_better_or_worse_in_words_and_is_coloured_where_that_is_clear(study):
+    there = {"λ=0.4": {MEAN: effect(7.0, 5.0, 9.0), TPOT: effect(-9.0, -20.0, 3.0)}}
+    table = tables.regimes_table(with_effects(study, 0, gain(8.0), there))
+    row = next(r for r in table.rows if r[1].text == "Tuned")
+    cells = dict(zip(table.columns, row, strict=True))
+    assert cells["Mean latency"].note.endswith(" % better")
+    assert (cells["Mean latency"].note_tone, cells["Mean TPOT"].note_tone) == ("good", "even")
+    units = {c.text.split()[-1] for c in (r[table.columns.index("Mean latency")] for r in table.rows)}
+    assert units == {"s"}, "a column has one unit"
+
+
+def test_short_names_are_explained_where_they_first_stand_and_foreign_ones_are_left_alone(study):
+    params = PolicyParams(b_max=1280, b_cap=128, n_th=2, max_num_seqs=16)
+    trace = study.traces[0].model_copy(update={"regime": "λ=6 p1500 o32"})
+    named = study.model_copy(update={"exported": Setting.of(params), "traces": [trace]})
+    setting, static, regime = legend.names(named)
+    assert setting == (
+        "2/1280/128 prefill s16 is n_th 2, b_max 1,280, b_cap 128, scope prefill, at most 16 sequences at once (s16)."
+    )
+    assert " is a static budget of " in static
+    assert regime == (
+        "λ=6 p1500 o32 is traffic with 6 requests per second in its bursts, each with 1,500 prompt and 32 output tokens."
+    )
+    foreign = [trace.model_copy(update={"regime": "λ=six"})]
+    assert legend.names(odd_studies.hostile().model_copy(update={"traces": foreign})) == ()
+
+
+def test_the_drift_s_caption_counts_the_measurements_and_says_which_way_the_last_one_went():
+    point = DriftPoint(after_trial=8, change_pct=-8.3, reason=None)
+    once = panels.all_panels(odd_studies.live(drift=[point]))["drift"].caption
+    assert "measured again once during the search, in mean end-to-end latency; " in once
+    assert "The last one was 8.3 % better" in once
+    twice = panels.all_panels(odd_studies.live(drift=[point, point.model_copy(update={"change_pct": 3.0})]))["drift"]
+    assert "measured again 2 times" in twice.caption
+    assert "The last one was 3.0 % worse" in twice.caption

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import pairwise
 
 import pytest
 import sample_study
 
 from autotune.results import Effect, StudyResults
-from reports import pairs, plane, roles, views
+from reports import pairs, panels, plane, roles, views
+from reports.odds import Odds
 from reports.roles import BEST_STATIC, PAPER_DEFAULT
 from reports.views import Missing
 
@@ -160,6 +162,14 @@ def test_the_best_so_far_never_gets_worse_and_failures_keep_it(study):
     assert set(view.levels) == {PAPER_DEFAULT, BEST_STATIC}
 
 
+def test_what_the_simulator_proposed_has_a_course_of_its_own_beside_the_search(study):
+    proposed = [t.number for t in study.trials if t.arm == "search" and t.state == "ok"][:3]
+    trials = [t.model_copy(update={"arm": "predicted"}) if t.number in proposed else t for t in study.trials]
+    view = views.best_so_far(study.model_copy(update={"trials": trials}), "mean_latency_s")
+    assert tuple(view.arms) == ("predicted", "search", "random")
+    assert view.arms["predicted"][-1] == max(views.gains(study.trials[n])["mean_latency_s"] for n in proposed)
+
+
 def test_knobs_with_one_value_are_no_slice(study):
     assert {t.setting.params["max_num_seqs"] for t in study.trials} == {256}
     assert views.knobs_tried(study) == ["b_max", "b_cap", "n_th", "t_large"]
@@ -206,3 +216,17 @@ def test_shares_of_branches_add_up_to_one_for_each_setting(study):
     view = views.branches(study)
     for i in range(len(view.settings)):
         assert sum(view.share[b][i] for b in view.branches) == pytest.approx(1.0)
+
+
+def test_bars_stand_for_the_noise_that_is_known_in_one_objective_alone_and_nothing_is_said_of_none(study):
+    pick = study.trials[study.pick_trial]
+    odds = Odds("noise", gain_pct={pick.number: {"mean_latency_s": (3.0, 9.0)}})
+    front = panels.all_panels(study, odds)["front"]
+    bar = next(t for t in front.variants["0-0"].data if t.name == "Pick, 95% interval")
+    assert tuple(bar.x) == (3.0, 9.0)
+    assert bar.y[0] == bar.y[1]
+    assert "Bars show how far noise moves a gain" in front.caption
+    assert "in mean latency alone, that of P95 latency was not measured" in front.caption
+    bare = panels.all_panels(study, Odds())["front"]
+    assert not any("95%" in trace.name for trace in bare.variants["0-0"].data)
+    assert not re.search("Ellipses|Bars", bare.caption)
