@@ -133,8 +133,8 @@ def memory_words(results: StudyResults) -> str | None:
     if memory is None:
         return None
     again = f" It was started anew between trials {counted(memory.restarts, 'time')}." if memory.restarts else ""
-    looks = counted(memory.replays, "replay")
-    return f"Over {looks}, any of a calibration among them: {cleaned(memory.sentence, 300)}.{again}"
+    calibrated = ", those of the calibration among them" if results.prediction is not None else ""
+    return f"Over {counted(memory.replays, 'replay')}{calibrated}: {cleaned(memory.sentence, 300)}.{again}"
 
 
 def cold_words(results: StudyResults) -> str:
