@@ -12,6 +12,7 @@ from autotune.durations import parse_duration_s
 from autotune.evaluate import Evaluator, SimulatedEvaluator
 from autotune.live import LiveEvaluator
 from autotune.model_limits import model_limits, require_room
+from autotune.model_path import is_path_alone
 from autotune.records import Origin
 from autotune.results import Arm
 from autotune.server_options import ServerOptions
@@ -251,8 +252,7 @@ def _existing_model(model: str, folder: Path) -> str:
     """A folder beside the study file, or a name that vLLM knows. Raises InvalidInput for a path where nothing is."""
     if (folder / model).is_dir():
         return str(folder / model)
-    is_path = model.startswith((".", "/", "~")) or (model.count("/") > 1 and "://" not in model)
-    if is_path and not model.endswith(".gguf") and not Path(model).expanduser().exists():
+    if is_path_alone(model) and not Path(model).expanduser().exists():
         raise InvalidInput(
             f"server.model: there is no {model}, neither beside the study file nor here; give the model's folder, or its "
             "name where vLLM can find or download it, as Qwen/Qwen2.5-3B-Instruct"

@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
+from autotune.model_path import is_path_alone
 from ppas_core.errors import InvalidInput
 from ppas_core.plain_json import load_json
 from ppas_core.policy import PolicyParams
@@ -121,8 +122,7 @@ def check_model(model: str, config: Path | None = None) -> None:
     recorded = None if config is None else _recorded_as_folder(model, config)
     above = [] if config is None or recorded is False else config.resolve().parents
     found = next((str(folder / model) for folder in above if (folder / model / "config.json").is_file()), None)
-    is_path = model.startswith((".", "/", "~")) or model.endswith("/") or model.count("/") > 1
-    if found is not None or recorded or (is_path and not model.endswith(".gguf")):
+    if found is not None or recorded or is_path_alone(model):
         remedy = f"give {found}" if found is not None else "give its path from here, or a name that vLLM knows"
         raise InvalidInput(f"model {model}: there is no such folder in {os.getcwd()}; {remedy}")
 
