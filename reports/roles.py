@@ -98,6 +98,7 @@ def mirrored(comparison: Comparison) -> Comparison:
             "candidate": comparison.reference,
             "reference": comparison.candidate,
             "overall": {metric: _turned(effect) for metric, effect in comparison.overall.items()},
+            "steady": comparison.steady and {metric: _turned(effect) for metric, effect in comparison.steady.items()},
             "regimes": {
                 regime: {metric: _turned(effect) for metric, effect in effects.items()}
                 for regime, effects in comparison.regimes.items()

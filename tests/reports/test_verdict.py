@@ -335,8 +335,10 @@ def test_no_sentence_of_the_headline_needs_two_signs_to_be_read(study):
 
 
 def test_seen_from_the_other_side_a_comparison_turns_its_ratios_round(study):
-    first = study.comparisons[0].model_copy(update={"overall": {MEAN: effect(20.0, 10.0, 50.0)}})
+    wide = {MEAN: effect(20.0, 10.0, 50.0)}
+    first = study.comparisons[0].model_copy(update={"overall": wide, "steady": wide})
     turned = roles.mirrored(first)
+    assert turned.steady == turned.overall
     assert (turned.candidate, turned.reference, turned.verdict) == ("paper default", "tuned", "worse")
     other = turned.overall[MEAN]
     assert (other.improvement_pct, other.low_pct, other.high_pct) == pytest.approx((-25.0, -100.0, -100 / 9))
