@@ -65,11 +65,10 @@ def serve_command(
 ) -> ServeCommand:
     """The command that serves `model` with the export `config` and further `vllm serve` flags, passed on as they are.
 
-    Raises InvalidInput when the export cannot be used, the model's folder is not there, or vLLM is not installed.
+    Raises InvalidInput when the export cannot be used or vLLM is not installed.
     """
     if config is not None:
         check_config(config)
-    check_model(model, config)
     rest = [*(() if config is None else ("--config", str(config))), *flags]
     environment = _environment_for_ppas_core()
     if (script := _working_console_script(python)) is not None:
@@ -112,15 +111,16 @@ def check_config(config: Path) -> PolicyParams | None:
 def check_model(model: str, config: Path | None = None) -> None:
     """Raises InvalidInput when `model` can only be a folder and is not there; a name is vLLM's own to look for.
 
-    What looks like a name is a folder where the export of `config` says that the study's was one, and where it lies above
-    that export.
+    What looks like a name is a folder where the export of `config` says that the study's was one; `org/name` also where
+    one of that name lies in a folder above the export, and the export does not say that it was none.
     """
     if os.path.exists(model) or "://" in model:
         return
     if model == _PLACEHOLDER:
         raise InvalidInput(f"{model} stands for your model; give its name, or the path of its folder")
     recorded = None if config is None else _recorded_as_folder(model, config)
-    above = [] if config is None or recorded is False else config.resolve().parents
+    is_looked_for = recorded or (recorded is None and "/" in model)
+    above = config.resolve().parents if config is not None and is_looked_for else ()
     found = next((str(folder / model) for folder in above if (folder / model / "config.json").is_file()), None)
     if found is not None or recorded or is_path_alone(model):
         remedy = f"give {found}" if found is not None else "give its path from here, or a name that vLLM knows"
@@ -149,8 +149,9 @@ def run_serve(
 
     show: called with the exact command before it starts. dry_run: show it and return 0.
     A signal of FORWARDED is passed on once; a second one, or `grace_s` without an end, kills. Where this launcher is
-    killed, the kernel tells the server to end (Linux).
+    killed, the kernel tells the server to end (Linux). Raises InvalidInput as `serve_command` and `check_model` do.
     """
+    check_model(model, config)
     command = serve_command(model, config, flags)
     show(command.shown())
     if dry_run:

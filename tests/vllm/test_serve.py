@@ -181,13 +181,14 @@ def test_a_models_folder_that_is_not_there_is_refused_before_anything_starts(
     (export / "vllm.yaml").write_text("max-num-seqs: 8\n")
     (export / "settings.json").write_text('{"measured_on": {"model": "was/a-folder", "model_is_folder": true}}')
     with pytest.raises(InvalidInput, match=message):
-        serve.serve_command(model, export / "vllm.yaml", ())
+        serve.run_serve(model, export / "vllm.yaml", dry_run=True)
 
 
 def test_what_may_be_a_name_is_left_to_vllm_and_a_folder_that_is_there_is_taken(tmp_path: Path) -> None:
     (tmp_path / "vllm.yaml").write_text("max-num-seqs: 8\n")
-    (tmp_path / "org/model").mkdir(parents=True)
-    (tmp_path / "org/model/config.json").write_text("{}")
+    for name in ("org/model", "gpt2"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text("{}")
     for recorded in (
         '{"measured_on": {"model": "org/model", "model_is_folder": false}}',
         "[",
