@@ -286,8 +286,13 @@ def _title(results: StudyResults, main: Comparison) -> tuple[str, str]:
 
 
 def _price(results: StudyResults, main: Comparison) -> str:
-    """In what a better setting is worse over all regimes, so that the headline promises no more than was found."""
+    """In what a better setting is worse over all regimes: an objective, or by as much as it gains.
+
+    So the headline promises no more than was found; smaller costs stand below it.
+    """
+    gain = main.overall[main.preferred_metric].improvement_pct if main.preferred_metric in main.overall else 0.0
     worse = [m for m, effect in main.overall.items() if _is_worse(effect, m)]
+    worse = [m for m in worse if _rank(results, m) == (0,) or -main.overall[m].improvement_pct >= gain]
     if main.verdict != "better" or main.did_the_same or not worse:
         return ""
     worse.sort(key=lambda m: (*_rank(results, m), not m.startswith("mean_"), main.overall[m].improvement_pct))
