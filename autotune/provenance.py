@@ -8,6 +8,7 @@ import platform
 import sys
 from typing import Any, Final
 
+from autotune.calibration.device import machine
 from autotune.distributed.url import redacted
 from ppas_core import __version__
 
@@ -29,7 +30,7 @@ def collect(measured_on: dict[str, Any], study: dict[str, Any], sampler: str) ->
         "sampler": sampler,
         "command": ["ppas", *map(redacted, sys.argv[1:])],
         "versions": {"ppas-autotune": __version__, "python": platform.python_version(), **_versions()},
-        "platform": {"system": platform.system(), "machine": platform.machine()},
+        "platform": machine(),
     }
 
 

@@ -202,6 +202,11 @@ def used_bytes(leader: int, proc: Path = Path("/proc")) -> int | None:
     return sum(found) if found else None
 
 
+def machine_bytes(proc: Path = Path("/proc")) -> int | None:
+    """Memory of the whole machine; None if unknown."""
+    return _fields(proc / "meminfo").get("MemTotal")
+
+
 def left_bytes(process: int, proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cgroup")) -> int | None:
     """Bytes that `process` could still get: what the machine has free, or its control group if that allows less."""
     machine = _fields(proc / "meminfo").get("MemAvailable")

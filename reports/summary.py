@@ -6,7 +6,7 @@ import json
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
@@ -87,16 +87,54 @@ def digests(results: StudyResults) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A named value of the provenance, or a group of them."""
+    """A named value of the provenance, or a group of them. is_folded: a group that few readers open."""
 
     name: str
     text: str | None
     entries: tuple[Entry, ...] = ()
+    is_folded: bool = False
+
+
+_OF_SERVER: Final = {
+    "max_num_batched_tokens": "budget that it was started with",
+    "settings": "setting that it was started with",
+    "kv_blocks": "KV blocks",
+    "block_size": "tokens in a KV block",
+    "start_s": "seconds to start",
+}
+"""What a server says of itself, named so that nobody takes it for what was tuned."""
+_READ_BACK: Final = {
+    "flags": "flags as the first server read them, its port among them",
+    "cache": "cache configuration",
+}
+_OF_MACHINE: Final = {"cpu": "processor", "machine": "architecture", "memory_gib": "memory, GiB", "gpus": "GPUs"}
 
 
 def provenance(results: StudyResults) -> tuple[Entry, ...]:
-    """The provenance but the commands and the study file, which stand apart."""
-    return entries({k: v for k, v in results.provenance.items() if k not in (*_COMMAND_KEYS, "study")})
+    """The provenance but the commands and the study file, which stand apart: the machine first, vLLM's own last."""
+    known = {k: v for k, v in results.provenance.items() if k not in (*_COMMAND_KEYS, "study")}
+    measured_on = dict(_mapping(known.pop("measured_on", None)))
+    platform = _mapping(known.pop("platform", None))
+    server = _mapping(measured_on.pop("server", None))
+    read_back = {name: server[key] for key, name in _READ_BACK.items() if server.get(key)}
+    named = {_OF_SERVER.get(key, key): value for key, value in server.items() if key not in _READ_BACK}
+    where = "machine of the tuner; the server was joined at its address" if measured_on.get("url") else "machine"
+    if isinstance(flags := measured_on.get("flags"), list | tuple):
+        measured_on["flags"] = shlex.join(map(str, flags))
+    loose = {key: known.pop(key) for key, value in list(known.items()) if not isinstance(value, Mapping)}
+    groups = {
+        where: {_OF_MACHINE.get(key, key): platform[key] for key in (*_OF_MACHINE, *platform) if key in platform},
+        "measured on": {**measured_on, **({"server": named} if named else {})},
+        **known,
+        "search": loose,
+    }
+    shown = entries({name: value for name, value in groups.items() if value})
+    folded = Entry("What vLLM said of itself", None, entries(read_back), is_folded=True)
+    return (*shown, folded) if read_back else shown
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def entries(data: Mapping[str, Any], depth: int = 0) -> tuple[Entry, ...]:

@@ -1,4 +1,4 @@
-"""What this process computes on: the name of its GPU, or of its processor where it has none."""
+"""What this process computes on: the name of its GPU, or of its processor where it has none; and what its machine is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import platform
 import shutil
 import subprocess
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+from autotune.server_memory import machine_bytes
 
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 _TIMEOUT_S: Final = 20.0
@@ -22,6 +24,22 @@ def device_name() -> str:
     if not gpus:
         return f"CPU: {_processor()}"
     return gpus[0] if len(gpus) == 1 else _counted(gpus)
+
+
+def machine() -> dict[str, Any]:
+    """`system`, `machine`, `cpu`, `cores` that this process may use, and where the system tells them `memory_gib` and
+    `gpus`. No host name, user or path.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    memory = machine_bytes()
+    return {
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "cpu": _processor(),
+        "cores": cores,
+        **({} if memory is None else {"memory_gib": round(memory / 2**30, 1)}),
+        **({"gpus": _counted(gpus)} if (gpus := _nvidia_gpus()) else {}),
+    }
 
 
 def _counted(names: list[str]) -> str:

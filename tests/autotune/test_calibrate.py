@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from autotune import metrics
 from autotune.calibration.calibrate import MeasuredServer, calibrate, calibrate_plan, fit_profile
-from autotune.calibration.device import device_name
+from autotune.calibration.device import device_name, machine
 from autotune.calibration.replays import Aim, Pace, check_trace
 from autotune.calibration.replays import plan as replays_of
 from autotune.cli import app
@@ -282,7 +282,9 @@ def test_without_the_first_replay_there_is_no_calibration() -> None:
 
 def test_this_machines_device_has_a_name_and_no_host_name() -> None:
     assert device_name()
-    assert Path("/etc/hostname").read_text().strip() not in device_name() if Path("/etc/hostname").exists() else True
+    for said in (device_name(), json.dumps(machine())):
+        assert Path("/etc/hostname").read_text().strip() not in said if Path("/etc/hostname").exists() else True
+    assert {"system", "machine", "cpu", "cores"} <= machine().keys()
 
 
 # --- the command ---

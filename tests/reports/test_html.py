@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from functools import cache
@@ -13,6 +14,7 @@ import pytest
 import sample_study
 import yaml
 
+from autotune.calibration.device import machine
 from autotune.results import StudyResults
 from autotune.timeline import MAX_STRETCHES
 from reports import html, panels, summary
@@ -208,6 +210,33 @@ def test_the_study_file_is_there_as_yaml_that_reads_back(study):
     changed = study.model_copy(update={"provenance": {"study": resolved}})
     assert yaml.safe_load(summary.study_file(changed)) == resolved
     assert "preset: ppas" in Page(render(changed)).text
+
+
+def test_the_machine_stands_first_and_what_vllm_said_of_itself_is_folded(study):
+    server = {
+        "settings": "mbt-16384 s16",
+        "kv_blocks": 762,
+        "flags": {"port": 37581},
+        "cache": {"sliding_window": "None"},
+    }
+    measured_on = {"backend": "vllm", "url": None, "flags": ["--dtype", "float32", "--x", "a b"], "server": server}
+    of = {"sampler": "tpe", "measured_on": measured_on, "platform": machine()}
+    first, *_, last = summary.provenance(study.model_copy(update={"provenance": of}))
+    assert first.name == "machine"
+    told = {entry.name: entry.text for entry in first.entries}
+    assert told["cores"] == str(len(os.sched_getaffinity(0)))
+    assert float(told["memory, GiB"] or 0) > 0.1
+    assert told["processor"]
+    assert last.is_folded
+    text = Page(render(study.model_copy(update={"provenance": of}))).text
+    shown, _, folded = text.partition("What vLLM said of itself")
+    assert "setting that it was started with mbt-16384 s16" in shown
+    assert "--dtype float32 --x 'a b'" in shown
+    assert ("37581" in shown, "sliding_window" in shown) == (False, False)
+    assert "its port among them port 37581" in folded
+    joined = {**of, "measured_on": {**measured_on, "url": "http://gpu:8000"}}
+    first, *_ = summary.provenance(study.model_copy(update={"provenance": joined}))
+    assert first.name == "machine of the tuner; the server was joined at its address"
 
 
 def test_plotly_is_in_the_file_once(page):
