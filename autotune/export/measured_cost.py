@@ -24,6 +24,16 @@ def acting(params: PolicyParams) -> PolicyParams:
     return PolicyParams.static(params.b_max, max_num_seqs=params.max_num_seqs) if params.is_static else params
 
 
+def preferred_label(results: StudyResults) -> str:
+    """What the costs are of, for people."""
+    try:
+        preferred = choose.preferred_metrics(results.prefer, [objective.metric for objective in results.objectives])
+    except InvalidInput:
+        preferred = ()
+    labels = [objective.label for objective in results.objectives if objective.metric in preferred]
+    return labels[0] if len(labels) == 1 else "the preferred objective"
+
+
 def measured_cost(results: StudyResults, setting: PolicyParams, other: PolicyParams) -> MeasuredCost | None:
     """What `other` costs against `setting`: on the held-out traces where both were replayed there, else on the tuning
     traces; None where the study did not measure both.

@@ -23,7 +23,7 @@ from autotune.export.config_file import vllm_config_text
 from autotune.export.deploy import Deployment, compose, dockerfile, helm_values, kubernetes
 from autotune.export.flags import scrubbed
 from autotune.export.index import INDEX_FILE, index, server_lines
-from autotune.export.measured_cost import MeasuredCost, acting, measured_cost
+from autotune.export.measured_cost import MeasuredCost, acting, measured_cost, preferred_label
 from autotune.export.patches import GENERATIONS, Generation, environment, nearest_expressible, server_flags
 from autotune.export.verdict import comparisons_of, role_of, verdict_lines
 from autotune.export.vllm_bench import auto_tune_result, sweep_params
@@ -67,7 +67,6 @@ def write_export(
         generation: _cost_of(results, params, near, cost) if reasons else None
         for generation, (near, reasons) in nearest.items()
     }
-    is_live = results.origin is Origin.LIVE
     deployment = Deployment.of(results)
     vllm_yaml = _vllm_yaml(params, deployment, origin)
     of_flags = [*origin, *_flag_lines(deployment)]
@@ -76,7 +75,7 @@ def write_export(
         "ppas.env": _own_env(params, of_flags, nearest),
         **{
             f"vllm-{generation}.env": _patch_env(
-                params, generation, of_flags, near, reasons, _cost_lines(costs[generation], cost_note, is_live)
+                params, generation, of_flags, near, reasons, _cost_lines(results, costs[generation], cost_note)
             )
             for generation, (near, reasons) in nearest.items()
         },
@@ -183,22 +182,23 @@ def _cost_of(
     return found if found is not None or cost is None else cost(near)
 
 
-def _cost_lines(cost: MeasuredCost | float | None, note: str, is_live: bool) -> list[str]:
+def _cost_lines(results: StudyResults, cost: MeasuredCost | float | None, note: str) -> list[str]:
+    what = preferred_label(results)
     if isinstance(cost, MeasuredCost):
-        return [f"Measured {cost.where}: {_cost_words(cost.ratio)}."]
-    lines = ["The study did not measure that setting."] if is_live else []
+        return [f"Measured {cost.where}: {_cost_words(cost.ratio, what)}."]
+    lines = ["The study did not measure that setting."] if results.origin is Origin.LIVE else []
     if cost is None:
         return [*lines, f"What it costs was not predicted{': ' if note else ''}{one_line(note)}."]
-    return [*lines, f"Predicted (simulated): {_cost_words(cost)}.", *([one_line(note)] if note else [])]
+    return [*lines, f"Predicted (simulated): {_cost_words(cost, what)}.", *([one_line(note)] if note else [])]
 
 
-def _cost_words(ratio: float) -> str:
+def _cost_words(ratio: float, what: str) -> str:
     change = (ratio - 1) * 100
     if abs(change) < _NO_COST_PCT:
-        return "it costs nothing on the preferred objective"
+        return f"it costs nothing on {what}"
     if change < 0:
-        return f"no cost; it is {-change:.1f} % better than the setting on the preferred objective"
-    return f"it costs {change:.1f} % on the preferred objective"
+        return f"no cost; it is {-change:.1f} % better than the setting on {what}"
+    return f"it costs {change:.1f} % on {what}"
 
 
 def _env_text(params: PolicyParams, variables: dict[str, str], lines: list[str]) -> str:

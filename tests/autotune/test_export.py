@@ -274,7 +274,7 @@ def test_of_a_live_study_the_cost_of_a_patch_is_what_was_measured_and_a_predicti
     files = write_export(results, tmp_path, cost=lambda params: 1.2, cost_note="It was 3.4 % off.")
     old, new = (file.read_text() for file in files[2:4])
     measured = "Measured on the tuning traces, trial 1 against trial 0: it costs 50.0 %"
-    predicted = "# The study did not measure that setting.\n# Predicted (simulated): it costs 20.0 % on the preferred"
+    predicted = "# The study did not measure that setting.\n# Predicted (simulated): it costs 20.0 % on mean end-to-end latency."
     assert (measured if state == "ok" else predicted) in old
     assert predicted in new
     assert "# It was 3.4 % off.\n" in new
