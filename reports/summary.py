@@ -107,7 +107,13 @@ _READ_BACK: Final = {
     "flags": "flags as the first server read them, its port among them",
     "cache": "cache configuration",
 }
-_OF_MACHINE: Final = {"cpu": "processor", "machine": "architecture", "memory_gib": "memory, GiB", "gpus": "GPUs"}
+_OF_MACHINE: Final = {
+    "cpu": "processor",
+    "cores": "cores",
+    "machine": "architecture",
+    "gpus": "GPUs",
+    "memory_gib": "memory, GiB",
+}
 
 
 def provenance(results: StudyResults) -> tuple[Entry, ...]:
@@ -121,6 +127,8 @@ def provenance(results: StudyResults) -> tuple[Entry, ...]:
     where = "machine of the tuner; the server was joined at its address" if measured_on.get("url") else "machine"
     if isinstance(flags := measured_on.get("flags"), list | tuple):
         measured_on["flags"] = shlex.join(map(str, flags))
+    if "max_num_batched_tokens" in measured_on:  # of one server the largest that is searched
+        measured_on["budget at the start"] = measured_on.pop("max_num_batched_tokens")
     loose = {key: known.pop(key) for key, value in list(known.items()) if not isinstance(value, Mapping)}
     groups = {
         where: {_OF_MACHINE.get(key, key): platform[key] for key in (*_OF_MACHINE, *platform) if key in platform},
