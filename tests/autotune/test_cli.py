@@ -225,6 +225,7 @@ def test_the_main_job_ends_with_a_summary_and_its_files(tmp_path: Path) -> None:
     assert (run / "report.html").exists()
     exported = run_cli("export", "runs/small", "--trial", "2", "-o", "elsewhere", cwd=tmp_path)
     assert exported.returncode == 0, exported.stderr
+    assert "--config elsewhere/vllm.yaml\n" in exported.stderr, "the command that serves with it"
     compared = run_cli("compare", "elsewhere/settings.json", "ppas", "--study", str(study), "--json", cwd=tmp_path)
     assert compared.returncode == 0, compared.stderr
     assert json.loads(compared.stdout)["origin"] == "simulated"
