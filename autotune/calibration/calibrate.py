@@ -130,7 +130,7 @@ def calibrate(
         evaluator = replace(evaluator, record_steps=True)
     started = time.perf_counter()
     aim = Aim.of(traces, budgets, max_num_seqs)
-    progress.begin(stages.CALIBRATION, 1)
+    progress.begin("Replaying once before calibrating", 1)
     params, trace = aim.first
     first = evaluator.replay(params, trace)
     _require_usable(first)
