@@ -144,5 +144,10 @@ def _on_the_server(results: StudyResults, noise_before_pct: float | None) -> Ite
         yield f"the server leaks memory: {memory.sentence}{again}"
     if (cold := results.cold) is not None and cold.change_pct is None:
         yield f"the export could not be checked on a cold server: {cold.reason}"
-    elif cold is not None and cold.is_beyond_noise:
+    elif cold is not None and cold.is_beyond_noise and (cold.change_pct or 0) > 0:
         yield f"the export does not do cold what was measured hot: {cold.reason}; find out why before it is used"
+    elif cold is not None and cold.is_beyond_noise:
+        yield (
+            f"the export does better on a new server than it was measured: {cold.reason}; servers differ from start to start, "
+            "and one that has run for long may be slower"
+        )

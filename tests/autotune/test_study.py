@@ -17,7 +17,7 @@ from autotune.evaluate import SimulatedEvaluator
 from autotune.plan import Plan, make_plan
 from autotune.records import Replay
 from autotune.remarks import remarks
-from autotune.results import Effect, NoiseInfo, Setting, StudyResults
+from autotune.results import ColdCheck, Effect, NoiseInfo, Setting, StudyResults
 from autotune.runfolder import RunFolder
 from autotune.study import Outcome, Search
 from autotune.tune import tune
@@ -391,3 +391,16 @@ def test_a_finished_study_whose_trials_are_gone_is_not_silently_searched_again(t
     (tmp_path / "run/study.db").unlink()
     with pytest.raises(InvalidInput, match="the trials of this finished study are gone"):
         tune(plan, tmp_path / "run")
+
+
+def test_a_cold_server_that_does_other_than_the_hot_one_is_said_by_which_of_them_is_faster(
+    finished: tuple[StudyResults, Path],
+) -> None:
+    def notes(change_pct: float) -> list[str]:
+        cold = ColdCheck(metric="mean_latency_s", num_traces=8, change_pct=change_pct, reason="as seen", noise_pct=5.9)
+        return said_of(finished[0].model_copy(update={"cold": cold}), "as seen")
+
+    (slower,), (faster,) = notes(8.7), notes(-8.7)
+    assert "does not do cold what was measured hot" in slower
+    assert "does better on a new server than it was measured" in faster
+    assert notes(5.0) == notes(-5.0) == []
