@@ -154,8 +154,10 @@ def _can_be_written(where: StorageUrl) -> bool:
 
 
 def test_an_interrupted_worker_gives_its_trial_back_at_once_and_nobody_counts_as_dead(tmp_path: Path) -> None:
-    where, long = sqlite(tmp_path), {**STUDY["workload"], "phase_s": 2000}
-    study = write(tmp_path, workload=long, trials=4)
+    where = sqlite(tmp_path)
+    # Many long traces: a trial is given back between two of them, and one that is at its last is finished.
+    long = {"workload": {**STUDY["workload"], "phase_s": 3000}, "tuning_seeds": list(range(20, 26)), "trials": 1}
+    study = write(tmp_path, **long)
     trials = Trials(where.full)
     worker = Process(study, where.full, tmp_path / "ended")  # at the usual heartbeat a dead one is found after a minute
     try:
@@ -166,7 +168,7 @@ def test_an_interrupted_worker_gives_its_trial_back_at_once_and_nobody_counts_as
         worker.end()
     assert [trial.number for trial in trials.all() if trial.user_attrs.get("released")]
     assert not [trial for trial in trials.all() if trial.state == optuna.trial.TrialState.RUNNING]
-    done = take_part(where, tmp_path / "other", workload=long, trials=4)
+    done = take_part(where, tmp_path / "other", **long)
     assert len(trials.done()) == len(done)
     assert all(trial.user_attrs.get("deaths", 0) == 0 for trial in trials.all())
 
