@@ -93,7 +93,7 @@ def test_the_server_was_calibrated_and_its_simulation_proposed_settings_before_t
     assert prediction is not None, results.warnings
     assert prediction.source == "calibrated"
     assert prediction.settings > 500
-    assert prediction.num_trials >= 10
+    assert prediction.num_trials >= (4 if prediction.verdict == "dropped" else 10)  # dropped by what was there by then
     assert all(trial.predicted["mean_latency_s"] > 0 for trial in results.trials)
     assert any(trial.arm == "predicted" for trial in results.trials) or prediction.verdict == "dropped"
     assert results.maps

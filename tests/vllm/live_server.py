@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -38,6 +39,15 @@ TINY_MODEL = {
     "max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "tie_word_embeddings": True,
     "bos_token_id": 1, "eos_token_id": 2, "torch_dtype": "float32",
 }  # fmt: skip
+
+
+_LIBC = ctypes.CDLL(None)
+_SET_PARENT_DEATH_SIGNAL = 1
+
+
+def _end_with_the_tests() -> None:
+    """Has the kernel end the launcher, and it what it started, when the tests are killed."""
+    _LIBC.prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def entry_point_overlay(folder: Path) -> Path:
@@ -78,6 +88,7 @@ class Server:
                 cwd=folder,
                 stdout=log,
                 stderr=log,
+                preexec_fn=_end_with_the_tests,
                 env={
                     **clean,
                     "PYTHONPATH": f"{overlay}{os.pathsep}{ROOT}",
