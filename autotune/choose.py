@@ -15,7 +15,7 @@ from typing import Final
 
 from autotune import aggregate, metrics
 from autotune.records import Origin
-from autotune.results import Verdict
+from autotune.results import NoiseInfo, Verdict
 from autotune.stats import Interval, PairedComparison
 from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.policy import Branch, PolicyParams
@@ -212,6 +212,14 @@ def without_saturated(
     if not holds.get(found, True):
         return f"{where} it is not clearly {found}: {said}."
     return f"{where}: {said}."
+
+
+def noise_words(noise: NoiseInfo) -> str:
+    """How far a replay varies by itself, and what that leaves unseen."""
+    return (
+        f"{metrics.metric(noise.metric).label} of one replay varies by {noise.replay_pct:.1f} %; "
+        f"on the held-out traces, differences below {noise.visible_held_out_pct:.1f} % are not found"
+    )
 
 
 def change(effect: Interval, confidence: float) -> str:

@@ -128,17 +128,17 @@ class MemoryWatch:
             return None
         worst = max(self._growths.values(), key=lambda growth: growth.per_trial_bytes, default=None)
         last = list(self._samples.values())[-1][-1]
-        looks = sum(map(len, self._samples.values()))
+        looks = [len(samples) for samples in self._samples.values()]
         if worst is not None:
             said = worst.sentence
-        elif max(map(len, self._samples.values())) < _SETTLING + _LEAST:
+        elif max(looks) < _SETTLING + _LEAST:
             said = f"no server ran for the {_SETTLING + _LEAST} replays that a trend takes"
-        elif max(map(len, self._samples.values())) < _SETTLING + _SURE:
+        elif max(looks) < _SETTLING + _SURE:
             said = f"no memory grew fast; a slow growth takes {_SETTLING + _SURE} replays of one server to be told from warm-up"
         else:
             said = "no server's memory grew from trial to trial"
         return {
-            "replays": looks,
+            "replays": sum(looks),
             "used_bytes": last.used_bytes,
             "left_bytes": last.left_bytes,
             "growth_bytes": None if worst is None else worst.per_trial_bytes,

@@ -316,7 +316,7 @@ def _summary(results: StudyResults, path: Path) -> dict[str, Any]:
 
 
 def _show(results: StudyResults, path: Path) -> None:
-    from autotune import metrics
+    from autotune import choose
     from autotune.export import serve_lines
 
     tag = " (simulated)" if results.origin == "simulated" else " (measured)"
@@ -349,8 +349,7 @@ def _show(results: StudyResults, path: Path) -> None:
             )
     for noise in results.noise:
         say(
-            f"noise: {metrics.metric(noise.metric).label} of one replay varies by {noise.replay_pct:.1f} %; "
-            f"on the held-out traces, differences below {noise.visible_held_out_pct:.1f} % are not found"
+            f"noise: {choose.noise_words(noise)}"
             + (f" (widened by {noise.further} further measurements of what did the same)" if noise.further else "")
         )
     if results.prediction is not None:

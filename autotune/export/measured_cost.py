@@ -26,10 +26,7 @@ def acting(params: PolicyParams) -> PolicyParams:
 
 def preferred_label(results: StudyResults) -> str:
     """What the costs are of, for people."""
-    try:
-        preferred = choose.preferred_metrics(results.prefer, [objective.metric for objective in results.objectives])
-    except InvalidInput:
-        preferred = ()
+    preferred = _preferred(results)
     labels = [objective.label for objective in results.objectives if objective.metric in preferred]
     return labels[0] if len(labels) == 1 else "the preferred objective"
 
@@ -38,9 +35,8 @@ def measured_cost(results: StudyResults, setting: PolicyParams, other: PolicyPar
     """What `other` costs against `setting`: on the held-out traces where both were replayed there, else on the tuning
     traces; None where the study did not measure both.
     """
-    try:
-        preferred = choose.preferred_metrics(results.prefer, [objective.metric for objective in results.objectives])
-    except InvalidInput:
+    preferred = _preferred(results)
+    if not preferred:
         return None
     taken, base = _held_out(results, other), _held_out(results, setting)
     if taken is not None and base is not None:
@@ -55,6 +51,14 @@ def measured_cost(results: StudyResults, setting: PolicyParams, other: PolicyPar
     ratio = choose.score(theirs.objectives, preferred) / choose.score(ours.objectives, preferred)
     where = f"on the tuning traces, trial {theirs.number} against trial {ours.number}"
     return MeasuredCost(ratio, where) if math.isfinite(ratio) else None
+
+
+def _preferred(results: StudyResults) -> tuple[str, ...]:
+    """The metrics that decide; none where results by hand name one that is no objective of theirs."""
+    try:
+        return choose.preferred_metrics(results.prefer, [objective.metric for objective in results.objectives])
+    except InvalidInput:
+        return ()
 
 
 def _held_out(results: StudyResults, params: PolicyParams) -> dict[str, dict[str, float]] | None:

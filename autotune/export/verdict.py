@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from autotune import metrics
+from autotune import choose
 from autotune.export.common import one_line
 from autotune.results import Comparison, Setting, StudyResults
 
@@ -40,8 +40,7 @@ def verdict_lines(results: StudyResults, setting: Setting) -> list[str]:
         f"Cost against {one_line(found.reference)}: {one_line(cost)}" for found in own[:1] for cost in found.costs
     ]
     lines += [
-        f"Noise: {metrics.metric(noise.metric).label} of one replay varies by {noise.replay_pct:.1f} %; on the held-out "
-        f"traces, differences below {noise.visible_held_out_pct:.1f} % are not found."
+        f"Noise: {choose.noise_words(noise)}."
         for noise in results.noise
         if math.isfinite(noise.replay_pct) and math.isfinite(noise.visible_held_out_pct)
     ]
