@@ -15,7 +15,7 @@ from typing import Final
 
 from autotune import aggregate, metrics
 from autotune.records import Origin
-from autotune.results import NoiseInfo, Verdict
+from autotune.results import NoiseInfo, StudyResults, Verdict
 from autotune.stats import Interval, PairedComparison
 from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.policy import Branch, PolicyParams
@@ -61,6 +61,12 @@ def preferred_metrics(prefer: str, objectives: Sequence[str]) -> tuple[str, ...]
             f"{', '.join([*allowed, BALANCED, *(n for n in objectives if n not in _SHORT_NAMES.values())])}"
         )
     return (name,)
+
+
+def preferred_of(results: StudyResults) -> tuple[str, ...]:
+    """The metrics that decide in a finished study; none where it has no objectives. Raises InvalidInput as above."""
+    objectives = [objective.metric for objective in results.objectives]
+    return preferred_metrics(results.prefer, objectives) if objectives else ()
 
 
 def score(objectives: Mapping[str, float], preferred: Sequence[str]) -> float:
@@ -208,8 +214,7 @@ def without_saturated(
         for name, effect in zip(preferred, effects, strict=True)
     )
     where = f"Without the saturated regime{'s' if len(saturated) > 1 else ''} {' and '.join(saturated)}"
-    holds = {"better": all(effect.low > 0 for effect in effects), "worse": all(effect.high < 0 for effect in effects)}
-    if not holds.get(found, True):
+    if not is_borne_out(found, [(effect.low, effect.high) for effect in effects]):
         return f"{where} it is not clearly {found}: {said}."
     return f"{where}: {said}."
 
@@ -220,6 +225,13 @@ def noise_words(noise: NoiseInfo) -> str:
         f"{metrics.metric(noise.metric).label} of one replay varies by {noise.replay_pct:.1f} %; "
         f"on the held-out traces, differences below {noise.visible_held_out_pct:.1f} % are not found"
     )
+
+
+def is_borne_out(found: Verdict, intervals: Sequence[tuple[float, float]]) -> bool:
+    """Whether `intervals` of improvements (low, high) lie where the verdict says; one that names no winner asks nothing."""
+    if found == "better":
+        return all(low > 0 for low, _ in intervals)
+    return found != "worse" or all(high < 0 for _, high in intervals)
 
 
 def change(effect: Interval, confidence: float) -> str:

@@ -347,9 +347,7 @@ def _landscape(results: StudyResults) -> Panel:
 
 def _drift(results: StudyResults) -> Panel:
     view = quality.drift(results)
-    objectives = [objective.metric for objective in results.objectives]
-    metrics = choose.preferred_metrics(results.prefer, objectives) if objectives else ()
-    label = " and ".join(map(metric_label, metrics)) or "the preferred objective"
+    label = " and ".join(map(metric_label, choose.preferred_of(results))) or "the preferred objective"
     caption = ""
     if isinstance(view, Missing):
         alt = view.reason

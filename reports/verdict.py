@@ -139,9 +139,9 @@ def gains(results: StudyResults) -> tuple[str, ...]:
     if comparison is None:
         return ()
     better = [m for m, effect in comparison.overall.items() if tone_of(effect) == "good" and effect.is_measurable]
-    better.sort(key=lambda m: (*_rank(results, m), -comparison.overall[m].improvement_pct))
+    better.sort(key=lambda m: (_is_beside(results, m), -comparison.overall[m].improvement_pct))
     named = [f"{metric_name(m)} {change(comparison.overall[m].improvement_pct, m)}" for m in better]
-    return _line(comparison, named, ", ")
+    return _line(comparison, named)
 
 
 def costs(results: StudyResults) -> tuple[str, ...]:
@@ -155,7 +155,7 @@ def costs(results: StudyResults) -> tuple[str, ...]:
     for other in (roles.reference_role(results), BEST_STATIC, TUNED):
         comparison = _other(results, other, subject)
         if comparison is not None and not comparison.did_the_same:
-            lines += _line(comparison, _cost_items(results, comparison, names_doubts=other == BEST_STATIC), ", ")
+            lines += _line(comparison, _cost_items(results, comparison, names_doubts=other == BEST_STATIC))
     return tuple(lines)
 
 
@@ -193,23 +193,23 @@ def _of_export(results: StudyResults) -> Comparison | None:
     return None if comparison is None or comparison.did_the_same else comparison
 
 
-def _rank(results: StudyResults, metric: str) -> tuple[int]:
-    """Objectives before other metrics."""
-    return (0 if any(objective.metric == metric for objective in results.objectives) else 1,)
+def _is_beside(results: StudyResults, metric: str) -> bool:
+    """Whether the metric is no objective: in a sort such ones come last."""
+    return all(objective.metric != metric for objective in results.objectives)
 
 
-def _line(comparison: Comparison, named: Sequence[str], between: str) -> tuple[str, ...]:
+def _line(comparison: Comparison, named: Sequence[str]) -> tuple[str, ...]:
     """What was found against a setting, the smaller things counted."""
     if not named:
         return ()
     more = len(named) - _MOST_NAMED
-    text = between.join(named[:_MOST_NAMED]) + (f", and {counted(more, 'smaller one')}" if more > 0 else "")
+    text = ", ".join(named[:_MOST_NAMED]) + (f", and {counted(more, 'smaller one')}" if more > 0 else "")
     return (f"Against {role_words(comparison.reference)}: {text}.",)
 
 
 def _cost_items(results: StudyResults, comparison: Comparison, *, names_doubts: bool) -> list[str]:
     preferred = _preferred(results, comparison)
-    found: list[tuple[int, float, str]] = []
+    found: list[tuple[bool, float, str]] = []
     for metric, effect in comparison.overall.items():
         known = {r: e[metric] for r, e in comparison.regimes.items() if metric in e}
         by_regime = {r: known[r] for r in ordered_regimes(known) if _is_worse(known[r], metric)}
@@ -229,7 +229,7 @@ def _cost_items(results: StudyResults, comparison: Comparison, *, names_doubts: 
                 words = f"{metric_name(metric)} {choose.NOT_MEASURABLE}"
         else:
             continue
-        found.append((*_rank(results, metric), size, words))
+        found.append((_is_beside(results, metric), size, words))
     return [words for *_, words in sorted(found)]
 
 
@@ -292,10 +292,10 @@ def _price(results: StudyResults, main: Comparison) -> str:
     """
     gain = main.overall[main.preferred_metric].improvement_pct if main.preferred_metric in main.overall else 0.0
     worse = [m for m, effect in main.overall.items() if _is_worse(effect, m)]
-    worse = [m for m in worse if _rank(results, m) == (0,) or -main.overall[m].improvement_pct >= gain]
+    worse = [m for m in worse if not _is_beside(results, m) or -main.overall[m].improvement_pct >= gain]
     if main.verdict != "better" or main.did_the_same or not worse:
         return ""
-    worse.sort(key=lambda m: (*_rank(results, m), not m.startswith("mean_"), main.overall[m].improvement_pct))
+    worse.sort(key=lambda m: (_is_beside(results, m), not m.startswith("mean_"), main.overall[m].improvement_pct))
     return f", and worse in {metric_name(worse[0])}"
 
 
@@ -333,11 +333,8 @@ def _without_saturated(comparison: Comparison, metrics: Sequence[str]) -> str:
         else f"{metric_label(m)} is {choose.NOT_MEASURABLE}"
         for m, effect in effects.items()
     )
-    clear = {
-        "better": all(effect.low_pct > 0 for effect in effects.values()),
-        "worse": all(effect.high_pct < 0 for effect in effects.values()),
-    }
-    doubt = "" if clear.get(comparison.verdict, True) else f", which is not clearly {comparison.verdict}"
+    is_clear = choose.is_borne_out(comparison.verdict, [(e.low_pct, e.high_pct) for e in effects.values()])
+    doubt = "" if is_clear else f", which is not clearly {comparison.verdict}"
     where = " and ".join(cleaned(regime, 40) for regime in comparison.saturated)
     return f" Without the saturated {where}, {said}{doubt}."
 
@@ -365,9 +362,7 @@ def _cold(results: StudyResults) -> list[str]:
 
 
 def _preferred(results: StudyResults, comparison: Comparison) -> list[str]:
-    objectives = [objective.metric for objective in results.objectives]
-    asked = choose.preferred_metrics(results.prefer, objectives) if objectives else ()
-    return list(dict.fromkeys([comparison.preferred_metric, *asked]))
+    return list(dict.fromkeys([comparison.preferred_metric, *choose.preferred_of(results)]))
 
 
 def _tiles(results: StudyResults, shown: Sequence[Comparison]) -> list[Tile]:

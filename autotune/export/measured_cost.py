@@ -56,7 +56,7 @@ def measured_cost(results: StudyResults, setting: PolicyParams, other: PolicyPar
 def _preferred(results: StudyResults) -> tuple[str, ...]:
     """The metrics that decide; none where results by hand name one that is no objective of theirs."""
     try:
-        return choose.preferred_metrics(results.prefer, [objective.metric for objective in results.objectives])
+        return choose.preferred_of(results)
     except InvalidInput:
         return ()
 
