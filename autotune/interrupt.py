@@ -1,7 +1,8 @@
 """Ctrl-C that cannot get lost: an interrupt raised inside a library's callback may be swallowed there.
 
 Python raises KeyboardInterrupt wherever it happens to be; in a finaliser or a weak reference's callback it is printed and
-forgotten. So the wish is remembered as well, and long loops ask for it. SIGTERM may be heeded in the same way; it is not
+forgotten. Where a library catches errors of its own it may come out as another one. So the wish is remembered as well, and
+long loops ask for it; what must not be torn apart holds it off for a moment. SIGTERM may be heeded in the same way; it is not
 forgiven, since who sends it waits for the end.
 """
 
@@ -10,11 +11,16 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
+from typing import Final
 
 _requested = threading.Event()
 _for_good = threading.Event()
+_LOOK_EVERY_S: Final = 0.2
+_holds = 0
+"""How many contexts hold an interrupt off at present; the main thread's alone."""
 
 
 @contextlib.contextmanager
@@ -30,6 +36,65 @@ def remembered() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
         _requested.clear()
         _for_good.clear()
+
+
+@contextlib.contextmanager
+def held() -> Iterator[None]:
+    """Has an interrupt wait for the end of the context, which is to be short; a second one does not wait.
+
+    What cannot be half done stays whole: a trial that is taken but nobody's, a transaction, a sampler in its sums. Within
+    `remembered` and on the main thread; else does nothing.
+    """
+    global _holds
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = _requested.is_set()
+    _holds += 1
+    try:
+        yield
+    finally:
+        _holds -= 1
+        if _holds == 0 and _requested.is_set() and not before:
+            raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def allowed() -> Iterator[None]:
+    """Within `held`: has an interrupt not wait for the end of this context. Raises KeyboardInterrupt for one that waits."""
+    global _holds
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    holds, _holds = _holds, 0
+    try:
+        check()
+        yield
+    finally:
+        _holds = holds
+
+
+@contextlib.contextmanager
+def recognised(others: tuple[type[Exception], ...]) -> Iterator[None]:
+    """Within `remembered`: an error that came after an interrupt was asked for is that interrupt, unless one of `others`.
+
+    A library that catches errors in its own arithmetic makes another one of it (NumPy: TypeError).
+    """
+    try:
+        yield
+    except others:
+        raise
+    except Exception as error:
+        if _requested.is_set():
+            raise KeyboardInterrupt from error
+        raise
+
+
+def sleep(seconds: float) -> None:
+    """Sleeps, until an interrupt is asked for that is held off at present."""
+    end, before = time.monotonic() + seconds, _requested.is_set()
+    while (left := end - time.monotonic()) > 0 and _requested.is_set() == before:
+        time.sleep(min(left, _LOOK_EVERY_S))
 
 
 def check() -> None:
@@ -60,11 +125,16 @@ def forgive() -> None:
 
 
 def _on_sigint(_number: int, _frame: FrameType | None) -> None:
-    _requested.set()
-    raise KeyboardInterrupt
+    _ask()
 
 
 def _on_sigterm(_number: int, _frame: FrameType | None) -> None:
     _for_good.set()
+    _ask()
+
+
+def _ask() -> None:
+    again = _requested.is_set()
     _requested.set()
-    raise KeyboardInterrupt
+    if again or _holds == 0:
+        raise KeyboardInterrupt

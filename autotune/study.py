@@ -24,6 +24,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.exc import SQLAlchemyError  # Optuna's storage is built on it and lets its errors through
 
+from autotune import interrupt
 from autotune.aggregate import RegimeMeans
 from autotune.results import Arm
 from ppas_core.errors import InvalidInput, NoResult
@@ -192,8 +193,11 @@ class Search:
             self._study.enqueue_trial(self._space.encode(params), user_attrs={"arm": arm})
 
     def step(self, evaluate: Evaluate) -> SearchTrial:
-        """Runs one more trial: first the one that a killed process left unfinished, else the sampler's next."""
-        with _stored(self._database):
+        """Runs one more trial: first the one that a killed process left unfinished, else the sampler's next.
+
+        An interrupt ends the measuring at once, and waits while the sampler draws and the storage writes.
+        """
+        with _stored(self._database), interrupt.held():
             return self._step(evaluate)
 
     def _step(self, evaluate: Evaluate) -> SearchTrial:
@@ -206,7 +210,9 @@ class Search:
             trial = Trial(self._study, interrupted[0]._trial_id) if interrupted else self._study.ask()
             params = self._space.suggest(trial)
         if MEASURED not in trial.user_attrs:
-            self._write(trial, params, evaluate(trial.number, params))
+            with interrupt.allowed():
+                measured = evaluate(trial.number, params)
+            self._write(trial, params, measured)
         outcome = _read_outcome(trial.user_attrs)
         good = outcome.reason is None
         self._study.tell(trial, [outcome.objectives[name] for name in self._objectives] if good else self._penalty())

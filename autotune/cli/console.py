@@ -77,13 +77,17 @@ _OF_THE_USER: Final = {
 """Errors of the system that come from what the user named, with the remedy. All others are of a run that failed."""
 
 
+_TOLD: Final = (PpasError, OSError, MemoryError, UnicodeEncodeError, typer.Exit)
+"""What a command may end with besides success; any other error is a defect, or an interrupt in disguise."""
+
+
 def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
     """Turns errors into one message on stderr and an exit code: 2 for what the user gave, 1 for a run that failed."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            with interrupt.remembered():
+            with interrupt.remembered(), interrupt.recognised(_TOLD):
                 return command(*args, **kwargs)
         except PpasError as error:
             raise _failed(str(error), BAD_INPUT if isinstance(error, InvalidInput) else NO_RESULT) from None

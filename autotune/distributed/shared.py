@@ -23,6 +23,7 @@ from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from autotune import interrupt
 from autotune.distributed import agreement
 from autotune.distributed.beats import HEARTBEAT_S, Beat, Watch
 from autotune.distributed.slots import Attempt, Slot, State, make_slots, retry_key
@@ -209,7 +210,14 @@ class SharedSearch(Search):
         raise AssertionError("a shared search gives its trials by take")
 
     def take(self, evaluate: Evaluate) -> SearchTrial | None:
-        """Measures one more trial; None when there is none to take at present, or its measurement came too late."""
+        """Measures one more trial; None when there is none to take at present, or its measurement came too late.
+
+        An interrupt ends the measuring at once, and waits wherever a trial would be left behind half taken or half told.
+        """
+        with interrupt.held():
+            return self._take(evaluate)
+
+    def _take(self, evaluate: Evaluate) -> SearchTrial | None:
         self.tend()
         slots = self._slots(self._study.get_trials(deepcopy=False))
         if len(slots) >= self.total and not any(slot.last.state == "waiting" for slot in slots):
@@ -238,7 +246,9 @@ class SharedSearch(Search):
                 warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
                 params = self._space.suggest(trial)
             trial.set_user_attr("settings", params.to_dict())
-            self._write(trial, params, evaluate(slot.index, params))
+            with interrupt.allowed():
+                measured = evaluate(slot.index, params)
+            self._write(trial, params, measured)
         outcome = Outcome.from_dict(trial.user_attrs[MEASURED])
         if not self._finish(trial.number, outcome):
             self._overtaken(trial.number)

@@ -67,7 +67,7 @@ class Patience:
     say: Callable[[str], None]
     outage_s: float = OUTAGE_S
     clock: Callable[[], float] = time.monotonic
-    wait: Callable[[float], None] = time.sleep
+    wait: Callable[[float], None] = interrupt.sleep
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _since_s: float | None = None
     _said_s: float = 0.0
@@ -78,7 +78,8 @@ class Patience:
         tries, began = 0, self.clock()
         while True:
             try:
-                found = call()
+                with interrupt.held():  # a transaction is not torn apart
+                    found = call()
             except Exception as error:
                 reason = _away(error)
                 if reason is None:

@@ -4,12 +4,15 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
 from shared_study import spec
 
+from autotune import interrupt
 from autotune.distributed.shared import MAX_DEATHS, SharedSearch
 from autotune.distributed.url import StorageUrl
 from autotune.distributed.work import Shared
@@ -138,3 +141,43 @@ def test_a_trial_beyond_those_asked_for_is_taken_back_and_never_measured(tmp_pat
 
 def fail() -> Outcome:
     raise RuntimeError("what measures broke")
+
+
+@pytest.mark.parametrize(
+    "write", ["create_new_trial", "set_trial_param", "set_trial_user_attr", "set_trial_state_values"]
+)
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_an_interrupt_at_any_write_of_a_trial_leaves_none_half_taken_and_nobody_counts_as_dead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, write: str, before: bool
+) -> None:
+    def torn(write: Callable[..., Any]) -> Callable[..., Any]:
+        def through(*args: Any, **options: Any) -> Any:
+            calls.append(1)
+            if before and len(calls) == at:
+                os.kill(os.getpid(), signal.SIGINT)
+            found = write(*args, **options)
+            if not before and len(calls) == at:
+                os.kill(os.getpid(), signal.SIGINT)
+            return found
+
+        return through
+
+    database, planned = tmp_path / "shared.db", plan()
+    known = len(planned.in_space)
+    with joined(planned, database, tmp_path / "first") as (study, search):
+        for _ in range(known):  # from here on the sampler draws
+            search.take(lambda number, params: study.outcome(f"trials/{number}", params))
+        for at in (1, 2, 3):
+            calls: list[int] = []
+            with monkeypatch.context() as during, interrupt.remembered():
+                during.setattr(type(search._storage), write, torn(getattr(type(search._storage), write)))
+                try:
+                    search.take(lambda number, params: study.outcome(f"trials/{number}", params))
+                except KeyboardInterrupt:
+                    assert len(calls) >= at
+                else:
+                    assert len(calls) < at
+            states = [trial.state.name for trial in search._study.get_trials(deepcopy=False)]
+            assert "RUNNING" not in states
+        take_all(study, search)
+        assert all(trial.user_attrs.get("deaths", 0) == 0 for trial in search._study.get_trials(deepcopy=False))
