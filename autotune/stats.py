@@ -3,8 +3,8 @@
 Traces are resampled first (within their regime, so that every regime keeps its weight), then the requests within each
 drawn trace, the same rows for both settings. Requests of one trace are not independent of each other; resampling
 requests alone would make intervals far too narrow. A bootstrap over a handful of traces is too narrow still, so its
-intervals are widened as Student's t would: by the quantile for the degrees of freedom (traces less regimes), and by the
-share of variance that resampling K traces loses.
+intervals are widened as Student's t would: by the quantile for the degrees of freedom (traces less regimes; of one regime
+alone, its traces less one), and by the share of variance that resampling K traces loses.
 
 A metric of the replay as a whole (makespan, goodput, ITL) is one number per trace. Resampling a few numbers is
 degenerate, so its interval is Student's t on the log ratios of the traces; with one trace in a regime there is none.
@@ -108,23 +108,25 @@ def compare(
         request_counts += drawn.requests
 
     alpha = (1 - confidence) / 2 * 100
-    widening = widening_factor([len(indices) for indices in by_regime.values()], confidence)
 
-    def interval(value: float, draws: FloatArray) -> Interval:
+    def interval(value: float, draws: FloatArray, over: Collection[str]) -> Interval:
         low, high = np.nanpercentile(draws, [alpha, 100 - alpha])
         below, above = max(value - float(low), 0.0), max(float(high) - value, 0.0)
+        widening = widening_factor([len(by_regime[regime]) for regime in over], confidence)
         return Interval(value, value - widening * below, value + widening * above)
 
-    def improvement(ratio: float, draws: FloatArray) -> Interval:
+    def improvement(ratio: float, draws: FloatArray, over: Collection[str]) -> Interval:
         # Widened on the log: a ratio stays above 0, so that no interval reaches beyond an improvement of 100 %.
-        logs = interval(float(np.log(ratio)), np.log(draws))
+        logs = interval(float(np.log(ratio)), np.log(draws), over)
         low, value, high = (aggregate.improvement_pct(float(np.exp(log))) for log in (logs.high, logs.value, logs.low))
         return Interval(value, low, high)
 
     regimes = {
         regime: {
             name: improvement(
-                aggregate.ratio(name, points["setting"][regime][name], points["reference"][regime][name]), draws[name]
+                aggregate.ratio(name, points["setting"][regime][name], points["reference"][regime][name]),
+                draws[name],
+                [regime],
             )
             for name in paired
         }
@@ -154,12 +156,12 @@ def compare(
                 found[name] = _student(ratio, [logs[name][regime] for regime in chosen], confidence)
             else:
                 draws = np.mean([np.log(ratios[regime][name]) for regime in chosen], axis=0)
-                found[name] = improvement(ratio, np.exp(draws))
+                found[name] = improvement(ratio, np.exp(draws), chosen)
         return found
 
     kept = [regime for regime in by_regime if regime not in saturated]
     differences = np.concatenate([_latency_difference_s(a, b) for a, b in zip(setting, reference, strict=True)])
-    share = interval(float((differences < -TIE_S).mean()), faster_counts / request_counts)
+    share = interval(float((differences < -TIE_S).mean()), faster_counts / request_counts, by_regime)
     if share.value in (0.0, 1.0) and np.any(np.abs(differences) > TIE_S):
         # Draws of what was never seen never show it: the bound is that of K traces of which none did.
         unseen = 1 - ((1 - confidence) / 2) ** (1 / len(setting))
