@@ -1,7 +1,7 @@
 """How much two measurements of the same setting differ, and what a study can see through that noise.
 
 The reference is measured several times on the tuning traces (A/A). Per trace, the spread of the logarithms gives the
-noise of one replay; an objective averages over the traces, so its noise shrinks with their number. Noise comes in
+noise of one replay; an objective averages over the traces of each regime, so its noise shrinks with their number. Noise comes in
 bursts, which a few measurements in a row may miss: whatever else is measured twice during a study, and settings that
 did the very same as each other, widen it later.
 """
@@ -9,6 +9,7 @@ did the very same as each other, widen it later.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -30,7 +31,7 @@ class NoiseFloor:
     """The noise of one metric, in per cent.
 
     replay_pct: standard deviation of one replay of one trace.
-    objective_pct: standard deviation of an objective measured once, over all tuning traces.
+    objective_pct: standard deviation of an objective measured once, over all tuning traces; regimes weigh alike.
     visible_pct: smallest difference between two settings that the study can see, each measured once on every trace.
     repeats: how often every trace must be replayed per setting for a difference of the wanted size to be seen.
     num_traces: what the estimate rests on. further: measurements beyond the A/A test that widened it, 0 where it did not
@@ -62,22 +63,24 @@ def noise_floor(
     if not np.all(values > 0):
         trace = runs[0][int(np.argmax(~np.all(values > 0, axis=0)))].trace_name
         raise undefined_on(metric, trace)
-    return pooled([np.log(values)], metric, num_traces=len(digests[0]), wanted_pct=wanted_pct)
+    regimes = Counter(replay.regime for replay in runs[0])
+    return pooled([np.log(values)], metric, traces_per_regime=list(regimes.values()), wanted_pct=wanted_pct)
 
 
 def pooled(
-    groups: Sequence[FloatArray], metric: str, *, num_traces: int, wanted_pct: float, further: int = 0
+    groups: Sequence[FloatArray], metric: str, *, traces_per_regime: Sequence[int], wanted_pct: float, further: int = 0
 ) -> NoiseFloor:
     """The noise seen within groups of measurements of which each measured the same thing again and again.
 
     groups: logs of the metric, float64[measurements, traces] each, with two measurements or more; the traces of one
-    group need not be those of another. num_traces, wanted_pct, further: as in `NoiseFloor` and `noise_floor`.
+    group need not be those of another. traces_per_regime: of the tuning traces. wanted_pct, further: as in `noise_floor`
+    and `NoiseFloor`.
     """
     # Variance per trace: a drift between the measurements stays in, since a study cannot tell it from noise.
     freedom = sum((len(logs) - 1) * logs.shape[1] for logs in groups)
     squares = sum(float(((logs - logs.mean(axis=0)) ** 2).sum()) for logs in groups)
     replay = math.sqrt(squares / freedom)
-    objective = replay / math.sqrt(num_traces)
+    objective = replay * math.sqrt(variance_share(traces_per_regime))
     visible = _standard_errors(freedom) * math.sqrt(2) * objective
     wanted = max(wanted_pct, 1e-3) / 100
     return NoiseFloor(
@@ -86,7 +89,7 @@ def pooled(
         objective_pct=100 * objective,
         visible_pct=100 * visible,
         repeats=max(1, math.ceil((visible / wanted) ** 2)),
-        num_traces=num_traces,
+        num_traces=sum(traces_per_regime),
         further=further,
         freedom=freedom,
     )
@@ -97,9 +100,13 @@ def half_width(floor: NoiseFloor, traces_per_regime: Sequence[int], confidence: 
 
     Each was replayed once on as many traces of each regime, and the regimes weigh alike.
     """
-    variance = sum(1 / count for count in traces_per_regime) / len(traces_per_regime) ** 2
     student = student_quantile(floor.freedom, (1 + confidence) / 2)
-    return student * floor.replay_pct / 100 * math.sqrt(2 * variance)
+    return student * floor.replay_pct / 100 * math.sqrt(2 * variance_share(traces_per_regime))
+
+
+def variance_share(traces_per_regime: Sequence[int]) -> float:
+    """Variance of a mean over regimes that weigh alike, in units of one trace's: 1 / traces where all have as many."""
+    return sum(1 / count for count in traces_per_regime) / len(traces_per_regime) ** 2
 
 
 def undefined_on(metric: str, trace: str) -> NoResult:

@@ -17,7 +17,7 @@ import numpy as np
 
 from autotune import metrics
 from autotune.alike import Behaviour, behaviour
-from autotune.noise import NoiseFloor, half_width, pooled, undefined_on
+from autotune.noise import NoiseFloor, half_width, pooled, undefined_on, variance_share
 from autotune.plan import NOISE_RUNS, Plan
 from autotune.records import FloatArray, Replay
 from autotune.results import NoiseInfo
@@ -26,6 +26,7 @@ from ppas_core.errors import NoResult
 from ppas_core.files import write_atomically
 from ppas_core.plain_json import dump_json, finite, load_json
 from ppas_core.policy import PolicyParams
+from traces.format import Trace
 
 FILE: Final = "noise.json"
 _RUNS_FILE: Final = "noise-runs.json"
@@ -34,6 +35,11 @@ Runs = dict[str, FloatArray]
 """Metric name to its values in the A/A test, float64[measurements, tuning traces]; NaN where one is undefined."""
 Samples = Iterable[tuple[PolicyParams, Outcome]]
 """Settings on the tuning traces, with what was measured of them."""
+
+
+def per_regime(traces: Iterable[Trace]) -> list[int]:
+    """How many of the traces each regime has."""
+    return list(Counter(trace.regime for trace in traces).values())
 
 
 class StudyNoise:
@@ -123,20 +129,21 @@ class StudyNoise:
                 found = pooled(
                     groups,
                     metric,
-                    num_traces=first.num_traces,
+                    traces_per_regime=per_regime(self._plan.tuning),
                     wanted_pct=self._plan.spec.min_gain_pct,
                     further=further,
                 )
                 self._now[metric] = found if found.visible_pct > first.visible_pct else first
 
     def _info(self, floor: NoiseFloor) -> NoiseInfo:
-        fewer = math.sqrt(len(self._plan.tuning) / len(self._plan.held_out))
+        more = math.sqrt(
+            variance_share(per_regime(self._plan.held_out)) / variance_share(per_regime(self._plan.tuning))
+        )
         alike_pct = self._alike_pct(floor)
-        return NoiseInfo(visible_held_out_pct=floor.visible_pct * fewer, alike_pct=alike_pct, **asdict(floor))
+        return NoiseInfo(visible_held_out_pct=floor.visible_pct * more, alike_pct=alike_pct, **asdict(floor))
 
     def _alike_pct(self, floor: NoiseFloor) -> float:
-        traces = Counter(trace.regime for trace in self._plan.tuning)
-        return 100 * half_width(floor, list(traces.values()), self._plan.spec.confidence)
+        return 100 * half_width(floor, per_regime(self._plan.tuning), self._plan.spec.confidence)
 
     def _of_runs(self, metric: str) -> NoiseFloor:
         values = self._runs[metric]
@@ -144,7 +151,8 @@ class StudyNoise:
             trace = self._plan.tuning[int(np.argmax(~np.all(values > 0, axis=0)))].name
             raise undefined_on(metric, trace)
         wanted_pct = self._plan.spec.min_gain_pct
-        return pooled([np.log(values)], metric, num_traces=values.shape[1], wanted_pct=wanted_pct)
+        regimes = per_regime(self._plan.tuning)
+        return pooled([np.log(values)], metric, traces_per_regime=regimes, wanted_pct=wanted_pct)
 
     def _row(self, outcome: Outcome, metric: str) -> FloatArray | None:
         """float64[tuning traces]: logs of the metric; None where one is not known."""

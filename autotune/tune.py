@@ -18,6 +18,7 @@ from autotune.finalists import FinalistFailed, check_cold, compare_finalists, re
 from autotune.foresight.stage import Foresight, foresee
 from autotune.live import LiveEvaluator
 from autotune.measure import Measurement
+from autotune.noise import variance_share
 from autotune.plan import Plan
 from autotune.progress import Progress, Silent
 from autotune.records import Origin
@@ -289,7 +290,7 @@ class _Tuner:
         own = Counter(trace.regime for trace in self.plan.tuning)
         visible_pct = max((noise.visible_pct for noise in self.study.noise), default=0.0)
         protect = {
-            regime: max(self.spec.tie_pct, visible_pct * math.sqrt(own.total() / own[regime]))
+            regime: max(self.spec.tie_pct, visible_pct / math.sqrt(own[regime] * variance_share(list(own.values()))))
             for regime in self.spec.protected(list(own))
         }
         evaluator = self._simulator()

@@ -1,6 +1,7 @@
 """The A/A measurement: what noise is seen, and that nobody wins against himself."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -35,6 +36,20 @@ def test_the_noise_of_a_replay_is_found_from_two_measurements() -> None:
     assert found.objective_pct == pytest.approx(found.replay_pct / 20)
     assert found.visible_pct == pytest.approx(2.8 * math.sqrt(2) * found.objective_pct, rel=0.01)
     assert found.repeats == math.ceil(found.visible_pct**2)
+
+
+def test_a_regime_of_one_trace_makes_an_objective_noisier_than_as_many_traces_shared_evenly() -> None:
+    rng = np.random.default_rng(3)
+    values = np.exp(0.04 * rng.normal(size=(4000, 10)))
+    for regimes in ([5, 5], [9, 1]):
+        of_trace = [regime for regime, count in enumerate(regimes) for _ in range(count)]
+        runs = [
+            [replace(one(f"t{i}", value), regime=str(of_trace[i])) for i, value in enumerate(row)] for row in values[:3]
+        ]
+        logs = np.log(values)
+        objectives = np.mean([logs[:, np.equal(of_trace, regime)].mean(axis=1) for regime in (0, 1)], axis=0)
+        found = noise_floor(runs, "mean_latency_s", wanted_pct=1)
+        assert found.objective_pct / found.replay_pct == pytest.approx(objectives.std() / logs.std(), rel=0.05)
 
 
 def test_without_noise_every_difference_is_visible() -> None:

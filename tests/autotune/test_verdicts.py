@@ -240,7 +240,7 @@ def test_the_width_that_noise_gives_holds_the_truth_as_often_as_it_says() -> Non
     missed = 0
     for _ in range(400):
         runs = rng.normal(0, 0.1, size=(3, 2))
-        floor = pooled([runs], MEAN, num_traces=2, wanted_pct=1)
+        floor = pooled([runs], MEAN, traces_per_regime=[2], wanted_pct=1)
         difference = np.mean([rng.normal(0, 0.1, size=2).mean() - rng.normal(0, 0.1, size=2).mean() for _ in range(2)])
         missed += abs(difference) > half_width(floor, [2, 2], 0.95)
     assert 8 <= missed <= 34, "5 % of 400"
