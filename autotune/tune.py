@@ -114,12 +114,14 @@ class _Tuner:
             random = self.searching.random(arm, sum(trial.arm in ("search", "predicted") for trial in measured))
         here = [*measured, *outside, *random] if self.shared is None else []  # machines differ by more than noise
         study.widen_noise(here)
-        found = confirm(study, measured)
+        confirmed = confirm(study, [*measured, *outside])
+        found, outside = confirmed[: len(measured)], confirmed[len(measured) :]
         study.widen_noise(here)
 
+        unusable: set[PolicyParams] = set()
         while True:
             trials = self._list_trials(found, outside, random)
-            choice, pick, not_identified = self._choose(trials)
+            choice, pick, not_identified = self._choose(trials, unusable)
             best_static = self._best_static(trials)
             finalists = {"tuned": pick, plan.reference_role: plan.reference, "best static": best_static}
             if plan.evaluator.origin is Origin.LIVE:
@@ -128,9 +130,8 @@ class _Tuner:
                 held_out = replay_held_out(study, finalists)
                 break
             except FinalistFailed as failure:  # it is out, and the others are chosen from again
-                out = {failure.params} & {trial.setting.to_params() for trial in trials}
-                out = out or {trials[choice.index].setting.to_params()}  # the pick, settled, is no trial of its own
-                found, outside = (_without(arm, out, str(failure)) for arm in (found, outside))
+                unusable.add(failure.params)
+                found, outside = (_without(arm, failure.params, str(failure)) for arm in (found, outside))
         study.widen_noise(here, held_out.values())
         saturated = saturated_regimes([*held_out["tuned"], *held_out[plan.reference_role]])
         comparisons = compare_finalists(study, held_out, saturated)
@@ -242,14 +243,22 @@ class _Tuner:
                 client=None if outcome.client is None else ClientLateness.model_validate(outcome.client),
                 cached_share=outcome.cached_share,
                 server_memory_bytes=outcome.server_memory_bytes,
+                measurements=outcome.measurements,
             )
             for number, (arm, params, outcome) in enumerate(entries)
         ]
 
-    def _choose(self, trials: Sequence[Trial]) -> tuple[choose.Choice, PolicyParams, dict[str, str]]:
-        """Applies the choice rule to the search's trials; the random arm is a yardstick, not a candidate."""
+    def _choose(
+        self, trials: Sequence[Trial], unusable: Container[PolicyParams]
+    ) -> tuple[choose.Choice, PolicyParams, dict[str, str]]:
+        """Applies the choice rule to the search's trials; the random arm is a yardstick, not a candidate.
+
+        unusable: what failed on a held-out trace, and so is not settled for.
+        """
         eligible = [trial for trial in trials if trial.state == "ok" and trial.arm != "random"]
-        candidates = [choose.Candidate(t.setting.to_params(), t.objectives, t.regimes) for t in eligible]
+        candidates = [
+            choose.Candidate(t.setting.to_params(), t.objectives, t.regimes, t.measurements) for t in eligible
+        ]
         reference = next(i for i, trial in enumerate(eligible) if trial.arm == "reference")
         candidates, protect = self._protect(candidates, reference)
         noise_pct = None if self.study.study_noise is None else self.study.study_noise.alike_pct
@@ -264,7 +273,10 @@ class _Tuner:
         picked = eligible[choice.index]
         pick = picked.setting.to_params()
         settled, reasons = choose.settle(pick, picked.branch_steps, self.plan.reference)
-        if settled != pick:
+        if settled in unusable:
+            fate = "the pick's value is kept, since with the reference's a held-out trace failed"
+            reasons = {knob: f"{reason}; {fate}" for knob, reason in reasons.items()}
+        elif settled != pick:
             measured = self.study.remembered(f"references/settled-{folder_name(settled.label())}", settled)
             tie_pct = max([self.spec.tie_pct, *(noise.visible_pct for noise in self.study.noise)])
             bound = choose.score(picked.objectives, self.preferred) * (1 + tie_pct / 100)
@@ -394,11 +406,11 @@ class _Tuner:
         return [note for note in (self.searching.cut, self.unforeseen, gone) if note]
 
 
-def _without(trials: Sequence[SearchTrial], settings: Container[PolicyParams], reason: str) -> list[SearchTrial]:
-    """`trials`, with those of `settings` failed for `reason`."""
+def _without(trials: Sequence[SearchTrial], params: PolicyParams, reason: str) -> list[SearchTrial]:
+    """`trials`, with those of the setting `params` failed for `reason`."""
     return [
         replace(trial, outcome=replace(trial.outcome, objectives={}, regimes={}, reason=reason))
-        if trial.params in settings
+        if trial.params == params
         else trial
         for trial in trials
     ]
