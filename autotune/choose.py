@@ -1,12 +1,14 @@
 """Which setting is picked, and what is said of it in words.
 
 The rule, in this order: no failure; no worse than the reference, beyond noise, in any protected regime; best on
-the preferred objective; settings within `tie_pct` of the best are ties, and a tie goes to the reference, then to the
-setting nearest to it. The verdict comes from held-out traces, which the pick has not seen.
+the preferred objective, among the settings that were measured again where there are any; settings within `tie_pct` of
+the best are ties, and a tie goes to the reference, then to the setting nearest to it. The verdict comes from held-out
+traces, which the pick has not seen.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +19,7 @@ from autotune import aggregate, metrics
 from autotune.records import Origin
 from autotune.results import NoiseInfo, StudyResults, Verdict
 from autotune.stats import Interval, PairedComparison
-from ppas_core.errors import InvalidInput, NoResult
+from ppas_core.errors import InvalidInput, InvalidSettings, NoResult
 from ppas_core.policy import Branch, PolicyParams
 
 BALANCED: Final = "balanced"
@@ -30,12 +32,14 @@ _SHORT_NAMES: Final = {"mean": "mean_latency_s", "p95": "p95_latency_s"}
 class Candidate:
     """A setting with what the search measured of it.
 
-    objectives: metric name to ratio to the reference. regimes: regime to metric name to mean.
+    objectives: metric name to ratio to the reference. regimes: regime to metric name to mean. measurements: how often it
+    was measured.
     """
 
     params: PolicyParams
     objectives: Mapping[str, float]
     regimes: Mapping[str, Mapping[str, float]]
+    measurements: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +98,27 @@ def choose(
     base = candidates[reference]
     allowed = [i for i, c in enumerate(candidates) if i == reference or not _harmed(c, base, preferred, protect)]
     scores = {i: score(candidates[i].objectives, preferred) for i in allowed}
-    best = min(scores.values())
-    ties = [i for i in allowed if scores[i] <= best * (1 + tie_pct / 100)]
+    again = [i for i in allowed if candidates[i].measurements > 1]
+    rivals = list({reference, *again}) if again else allowed
+    best = min(scores[i] for i in rivals)
+    ties = [i for i in rivals if scores[i] <= best * (1 + tie_pct / 100)]
     label = " and ".join(metrics.metric(name).label for name in preferred)
     label += " together (geometric mean of their ratios)" if len(preferred) > 1 else ""
     excluded = len(candidates) - len(allowed)
     note = f"; {excluded} settings were left out for harming a protected regime" if excluded else ""
+    of = f"Of {len(allowed)} settings"
+    if again:
+        of += f", of which the {f'{len(again)} best were' if len(again) > 1 else 'best was'} measured again,"
     pick = min(ties, key=lambda i: (_distance(candidates[i].params, base.params), scores[i], i))
     name = candidates[pick].params.label()
     if reference in ties:
         pick = reference
         said = f"The reference is within {tie_pct:g} % of the best setting on {label}, so it is kept"
     elif len(ties) > 1:
-        said = f"Of {len(allowed)} settings {len(ties)} lie within {tie_pct:g} % of the best on {label}; "
+        said = f"{of} {len(ties)} lie within {tie_pct:g} % of the best on {label}; "
         said += f"of these, {name} is nearest to the reference"
     else:
-        said = f"Of {len(allowed)} settings {name} is the best on {label}"
+        said = f"{of} {name} is the best on {label}"
         said += "" if noise_pct is not None else f", and no other lies within {tie_pct:g} % of it"
     alike = "" if noise_pct is None else f" {_alike(scores, pick, noise_pct)}"
     return Choice(pick, f"{said}{note}.{alike}")
@@ -133,8 +142,9 @@ def settle(
         reasons["n_th"] = f"no step of the tuning traces took the {Branch.PRESSURE} branch"
         settled = replace(settled, n_th=reference.n_th)
         if settled.t_large is None and reference.b_cap <= settled.b_max:
-            reasons["b_cap"] = "no step of the tuning traces was capped"
-            settled = replace(settled, b_cap=reference.b_cap)
+            with contextlib.suppress(InvalidSettings):  # it may not go with the others
+                settled = replace(settled, b_cap=reference.b_cap)
+                reasons["b_cap"] = "no step of the tuning traces was capped"
     return settled, reasons
 
 

@@ -8,14 +8,16 @@ from dataclasses import replace
 from autotune import choose, interrupt, stages
 from autotune.measure import Measurement
 from autotune.plan import CONFIRMATIONS, CONFIRMED
+from autotune.runfolder import folder_name
 from autotune.study import SearchTrial
 
 
 def confirm(study: Measurement, trials: Sequence[SearchTrial]) -> list[SearchTrial]:
     """`trials`, with those near the best measured again as often as the noise asks for, and averaged.
 
-    Near is what the noise does not tell from the best one. The reference was repeated to learn the noise, and stays.
-    Nothing is repeated where measurements do not vary. A repeat that fails is left out.
+    `autotune.choose` picks from these alone: averaged they fall back to what they are worth, and would else lose to the
+    luckiest of those measured once. Near is what the noise does not tell from the best one. The reference was repeated to
+    learn the noise, and stays. Nothing is repeated where measurements do not vary. A repeat that fails is left out.
     """
     found = list(trials)
     if not study.noise:
@@ -34,10 +36,11 @@ def confirm(study: Measurement, trials: Sequence[SearchTrial]) -> list[SearchTri
     study.progress.begin(stages.CONFIRMATION, min(CONFIRMED, len(near)) * repeats)
     for place in near[:CONFIRMED]:
         trial = found[place]
+        name = trial.number if trial.number >= 0 else folder_name(trial.params.label())  # outside the space
         outcomes = [trial.outcome]
         for repeat in range(1, repeats + 1):
             interrupt.check()
-            again = study.again(f"confirmed/{trial.number}-{repeat}", trial.params, repeat)
+            again = study.again(f"confirmed/{name}-{repeat}", trial.params, repeat)
             outcomes += [again] if again.is_complete else []
             study.progress.advance(trial.params.label())
         found[place] = replace(trial, outcome=study.averaged(outcomes))

@@ -94,6 +94,7 @@ class Measurement:
             objectives={name: aggregate.objective(name, regimes, self.base.regimes) for name in self.objectives},
             regimes=regimes,
             by_trace=by_trace,
+            measurements=len(outcomes),
         )
 
     def remembered(self, folder: str, params: PolicyParams) -> Outcome:

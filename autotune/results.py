@@ -99,6 +99,7 @@ class Trial(_Model):
     client: live only, how late the client was.
     cached_share: share of the prompt tokens that came out of the prefix cache; None where nothing is known of one.
     server_memory_bytes: live only, what the server's processes held at the trial's end; None where that is not known.
+    measurements: how often it was measured; the figures are means over them.
     """
 
     number: int
@@ -117,6 +118,7 @@ class Trial(_Model):
     client: ClientLateness | None = None
     cached_share: float | None = None
     server_memory_bytes: int | None = None
+    measurements: int = 1
 
 
 class HeldOutRequests(_Model):

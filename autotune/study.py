@@ -48,7 +48,8 @@ class Outcome:
     client: how late the client of live replays was; see `autotune.aggregate.client_lag`. cached_share: see there.
     by_trace: trace name to objective to value. stopped: why the last traces were left out; objectives and regimes then
     rest on the traces seen. server_memory_bytes: what the server's processes held at the trial's end, where it is known.
-    duration_s: of the measuring; starting_s: what starts of servers took beside it.
+    duration_s: of the measuring; starting_s: what starts of servers took beside it. measurements: how often it was
+    measured; the figures are means over them.
     """
 
     objectives: dict[str, float]
@@ -62,6 +63,7 @@ class Outcome:
     stopped: str | None = None
     server_memory_bytes: int | None = None
     starting_s: float = 0.0
+    measurements: int = 1
 
     @property
     def is_complete(self) -> bool:

@@ -82,6 +82,9 @@ def test_the_best_settings_are_measured_again_and_averaged(noisy: tuple[StudyRes
         regime = next(iter(trial.regimes))
         means = [outcome.regimes[regime]["mean_latency_s"] for outcome in [first, *others] if outcome is not None]
         assert trial.regimes[regime]["mean_latency_s"] == pytest.approx(np.mean(means))
+        assert trial.measurements == len(means)
+    picked = results.trials[results.pick_trial]
+    assert picked.measurements > 1 or picked.arm == "reference"
 
 
 def test_without_noise_nothing_is_raced_or_repeated(tmp_path: Path) -> None:
@@ -203,3 +206,12 @@ def test_secrets_among_the_servers_flags_stay_out_of_the_results() -> None:
     assert "SECRET" not in str(found)
     assert (found["measured_on"]["kv_blocks"], found["study"]["prompt_tokens"]) == (9, 7)
     assert found["study"]["server"]["flags"][2:] == ["--dtype", "float32"]
+
+
+def test_a_good_setting_outside_the_space_is_measured_again_too(tmp_path: Path) -> None:
+    plan = make_plan(small(space={"preset": "ppas", "b_cap": {"low": 512, "high": 1024, "step": 512}}, noise_sigma=0.1))
+    assert plan.outside, "settings that the space does not hold"
+    results = tune(plan, tmp_path / "run")
+    outside = {params for _, params in plan.outside}
+    near = [trial for trial in results.trials if trial.measurements > 1]
+    assert any(trial.setting.to_params() in outside for trial in near), [t.setting for t in near]

@@ -279,6 +279,24 @@ def test_a_setting_that_harms_a_protected_regime_is_not_picked() -> None:
     assert "1 settings were left out for harming a protected regime" in found.sentence
 
 
+def test_the_pick_is_of_those_measured_again_and_not_the_luckiest_of_those_measured_once() -> None:
+    lucky, fell_back = _candidate(0.9, b_cap=512), replace(_candidate(0.92), measurements=3)
+    found = choose.choose([BASE, lucky, fell_back], 0, MEAN)
+    assert found.index == 2
+    assert "Of 3 settings, of which the best was measured again, 2/16384/2048 prefill is the best on" in found.sentence
+    two = [replace(lucky, measurements=3), fell_back]
+    assert "of which the 2 best were measured again" in choose.choose([BASE, *two], 0, MEAN).sentence
+    worse = replace(fell_back, objectives={"mean_latency_s": 1.1, "p95_latency_s": 1.1})
+    assert choose.choose([BASE, lucky, worse], 0, MEAN).index == 0
+
+
+def test_where_all_that_were_measured_again_do_harm_the_others_are_chosen_from() -> None:
+    base = _candidate(1.0, regimes={"idle": 1.0, "busy": 1.0})
+    risky = replace(_candidate(0.7, regimes={"idle": 1.1, "busy": 0.5}), measurements=3)
+    safe = _candidate(0.9, regimes={"idle": 1.0, "busy": 0.8})
+    assert choose.choose([base, risky, safe], 0, MEAN, protect={"idle": 0.5}).index == 2
+
+
 def test_the_choice_says_how_many_settings_noise_may_have_put_behind_the_pick() -> None:
     others = [_candidate(mean, b_cap=2048 - 64 * i) for i, mean in enumerate([0.8, 0.82, 0.84, 0.9])]
     exact = choose.choose([BASE, *others], 0, MEAN)
@@ -307,6 +325,14 @@ def test_knobs_that_never_acted_get_their_default_back() -> None:
     assert set(reasons) == {"t_large", "n_th", "b_cap"}
     acted = {Branch.MAX: 1, Branch.PRESSURE: 1, Branch.LARGE_PREFILL: 1}
     assert choose.settle(pick, acted, REFERENCE) == (pick, {})
+
+
+def test_a_default_that_does_not_go_with_the_pick_is_not_taken() -> None:
+    pick = PolicyParams(b_max=16384, b_cap=2048, n_th=3, scope=Scope.GLOBAL)
+    reference = PolicyParams(b_max=16384, b_cap=128, n_th=2, scope=Scope.PREFILL)  # too little for the global scope
+    settled, reasons = choose.settle(pick, {Branch.MAX: 100}, reference)
+    assert (settled.b_cap, settled.n_th, settled.scope) == (2048, 2, Scope.GLOBAL)
+    assert set(reasons) == {"n_th"}
 
 
 def test_prefer_must_name_an_objective() -> None:

@@ -82,7 +82,7 @@ def without_defaults(data: dict[str, Any]) -> None:
     for key in (*optional(StudyResults), "version"):
         data.pop(key, None)
     for trial in data["trials"]:
-        for key in ("reason", "by_trace", "predicted", "client", "cached_share", "server_memory_bytes"):
+        for key in ("reason", "by_trace", "predicted", "client", "cached_share", "server_memory_bytes", "measurements"):
             trial.pop(key, None)
     for comparison in data["comparisons"]:
         comparison.pop("costs")
@@ -101,7 +101,8 @@ def test_an_older_run_folder_goes_on_as_if_it_said_todays_defaults(run: Path) ->
         edit(
             file,
             lambda data: [
-                data.pop(key) for key in ("client", "cached_share", "by_trace", "stopped", "server_memory_bytes")
+                data.pop(key)
+                for key in ("client", "cached_share", "by_trace", "stopped", "server_memory_bytes", "measurements")
             ],
         )
     old = StudyResults.load(run / "results.json")
