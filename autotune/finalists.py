@@ -148,8 +148,13 @@ def _usable(replay: Callable[[], Replay], params: PolicyParams, reference: Polic
         aggregate.regime_means([found], ())  # refuses one with failed requests
         return found
     except NoResult as error:
-        if error.stops_study or params == reference:
+        if error.stops_study:
             raise
+        if params == reference:
+            raise NoResult(
+                f"the reference {reference.label()} cannot be measured on held-out traces: {error}; see to the server and "
+                "its machine, then give the same command again"
+            ) from None
         failure = FinalistFailed(f"on held-out traces: {error}")
         failure.params = params
         raise failure from None

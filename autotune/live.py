@@ -174,6 +174,10 @@ class LiveEvaluator:
         """Has `settings` tried again: that servers ended under them was not their doing."""
         self._known_deaths.forget(settings)
 
+    def spare(self, params: PolicyParams) -> None:
+        """Has `params` tried again whatever ended under them: for the reference, which a study cannot do without."""
+        self._known_deaths.spare(params)
+
     @contextlib.contextmanager
     def cold(self, config: Path) -> Iterator[Callable[[PolicyParams, Trace], Replay]]:
         """A fresh server started with exactly the export `config`, nothing live about it; ends the study's server.
@@ -262,9 +266,7 @@ class LiveEvaluator:
         log = self._new_log("server")
         self.say(f"starting vLLM with {self.options.model} (log: {log})")
         for stale in (self._settings_file, state_path(self._settings_file)):
-            stale.unlink(
-                missing_ok=True
-            )  # a server reads it at its start, and the last setting may have ended the last one
+            stale.unlink(missing_ok=True)  # a server reads it at its start, and the last setting may have ended it
         budget, max_num_seqs = str(self.budget), str(self.max_num_seqs)
         server = self._start_server(
             log,

@@ -49,6 +49,8 @@ class Measurement:
         self.preferred = choose.preferred_metrics(plan.spec.prefer, self.objectives)
         self._failed_in_a_row: list[PolicyParams] = []
         self._again: list[tuple[PolicyParams, Outcome]] = []
+        if isinstance(plan.evaluator, LiveEvaluator):
+            plan.evaluator.spare(plan.reference)
         self.base = self._reference()
         self.study_noise = self._noise() if plan.evaluator.is_noisy else None
 
@@ -189,7 +191,7 @@ class Measurement:
         try:
             self._values(evaluator.replay(reference, self.plan.tuning[0]))
         except PpasError as error:
-            evaluator.forget_deaths([*failed, reference])
+            evaluator.forget_deaths(failed)
             stop = NoResult(
                 f"{len(failed)} settings in a row could not be measured (the last: {reason}), and now the reference "
                 f"{reference.label()} cannot be either, which could at the beginning: {error}; see to the server and its "

@@ -18,6 +18,7 @@ class Deaths:
     def __init__(self, file: Path) -> None:
         self.file = file
         self._reasons: dict[PolicyParams, str] = {}
+        self._spared: PolicyParams | None = None
         if not file.exists():
             return
         try:
@@ -29,9 +30,16 @@ class Deaths:
             ) from None
 
     def add(self, params: PolicyParams, reason: str) -> None:
-        """Remembers that the server ended under `params`."""
-        self._reasons[params] = reason
-        self._write()
+        """Remembers that the server ended under `params`, where these are not spared."""
+        if params != self._spared:
+            self._reasons[params] = reason
+            self._write()
+
+    def spare(self, params: PolicyParams) -> None:
+        """Never holds an end against `params`, neither a later one nor one that is kept already."""
+        self._spared = params
+        if params in self._reasons:
+            self.forget([params])
 
     def forget(self, settings: Iterable[PolicyParams]) -> None:
         """Has `settings` tried again."""

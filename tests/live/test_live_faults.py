@@ -13,9 +13,11 @@ from live_study import REFERENCE, live, logs, own_server, plan_of, settings_seen
 from traffic import children, clients, has_ended, wait_until
 
 from autotune import stages
+from autotune.finalists import replay_held_out
+from autotune.measure import Measurement
 from autotune.progress import Silent
 from autotune.results import StudyResults
-from autotune.runfolder import folder_name
+from autotune.runfolder import folder_name, open_run
 from autotune.sweep import Swept, sweep
 from autotune.tune import tune
 from ppas_core.errors import NoResult, PpasError
@@ -260,3 +262,16 @@ def test_a_refused_setting_is_one_failed_trial(tmp_path: Path) -> None:
         with pytest.raises(NoResult, match=r"the engine refused the settings: .*started with 1024 tokens"):
             evaluator.replay(REFERENCE, trace)
         assert not evaluator.replay(PolicyParams.static(512, max_num_seqs=16), trace).requests.failures()
+
+
+def test_a_server_that_is_killed_under_the_reference_costs_that_measurement_and_no_more(tmp_path: Path) -> None:
+    broken, run = tmp_path / "broken", tmp_path / "run"
+    plan = plan_of(write_study(tmp_path, own_server(tmp_path, die_while=str(broken))))
+    with open_run(run, plan) as folder, plan.evaluator.session(run / "servers"):
+        study = Measurement(plan, folder, Silent())
+        broken.touch()
+        assert "the server died" in (study.drift(8).reason or "")
+        broken.unlink()
+        (found,) = replay_held_out(study, {"reference": REFERENCE}).values()
+    assert [replay.trace_name for replay in found] == ["held-a", "held-b"]
+    assert logs(run) == ["server-1.log", "server-2.log"]
