@@ -11,6 +11,7 @@ import pytest
 from optuna.storages._cached_storage import _CachedStorage
 from small_study import SMALL, small
 
+from autotune import choose
 from autotune.choose import exported_role
 from autotune.compare import compare_settings
 from autotune.evaluate import SimulatedEvaluator
@@ -404,3 +405,26 @@ def test_a_cold_server_that_does_other_than_the_hot_one_is_said_by_which_of_them
     assert "does not do cold what was measured hot" in slower
     assert "does better on a new server than it was measured" in faster
     assert notes(5.0) == notes(-5.0) == []
+
+
+def test_a_settled_pick_that_fails_on_a_held_out_trace_is_not_settled_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(small(trials=2, noise_sigma=0.3))
+    known = PolicyParams.static(2048)  # settled for, it is a trial as well
+    held_out = {trace.digest for trace in plan.held_out}
+    replay = SimulatedEvaluator.replay
+
+    def fails(evaluator: SimulatedEvaluator, params: PolicyParams, trace: Trace, repeat: int = 0) -> Replay:
+        if params == known and trace.digest in held_out:
+            raise NoResult("the server died")
+        return replay(evaluator, params, trace, repeat)
+
+    monkeypatch.setattr(SimulatedEvaluator, "replay", fails)
+    monkeypatch.setattr(choose, "settle", lambda pick, steps, reference: (known, {"b_cap": "nothing was capped"}))
+    results = tune(plan, tmp_path / "run")
+    tuned = next(entry.setting for entry in results.held_out if entry.role == "tuned")
+    assert tuned.to_params() == results.trials[results.pick_trial].setting.to_params() != known
+    assert results.not_identified["b_cap"].endswith("since with the reference's a held-out trace failed")
+    failed = [trial.setting.to_params() for trial in results.trials if trial.state == "failed"]
+    assert failed == [known]
