@@ -25,6 +25,7 @@ from autotune.study import Outcome, SearchTrial
 from autotune.study_noise import StudyNoise
 from ppas_core.errors import NoResult, PpasError
 from ppas_core.policy import PolicyParams
+from traces.format import Trace
 
 _FAILED_IN_A_ROW: Final = 4
 """Settings of a live study that may fail one after the other before the reference is asked whether it is their doing."""
@@ -121,8 +122,11 @@ class Measurement:
             found = self._measure(folder, reference, None)
             self.progress.end()
         if found.reason is not None:
-            raise NoResult(f"the reference {reference.label()} cannot be measured: {found.reason}")
+            raise self._without_reference(found.reason)
         return found
+
+    def _without_reference(self, reason: object) -> NoResult:
+        return NoResult(f"the reference {self.plan.reference.label()} cannot be measured: {reason}")
 
     def _measure(
         self, folder: str, params: PolicyParams, base: Outcome | None, repeat: int = 0, race: Race | None = None
@@ -244,7 +248,7 @@ class Measurement:
         for repeat in range(1, NOISE_RUNS + 1):  # every trace once, then again: noise comes in bursts
             run = []
             for trace in plan.tuning:
-                run.append(plan.evaluator.replay(plan.reference, trace, repeat))
+                run.append(self._reference_again(trace, repeat))
                 self.progress.advance()
             for name in self.metrics:
                 values = [metrics.value(name, replay.requests, self.limits) for replay in run]
@@ -260,6 +264,18 @@ class Measurement:
                 f"note: measurements vary so much that no gain below {worst.visible_held_out_pct:.0f} % will be seen; {load}"
             )
         return found, runs, load
+
+    def _reference_again(self, trace: Trace, repeat: int) -> Replay:
+        """One more replay of the reference. Raises NoResult as its first measurement does, also when a request failed."""
+        try:
+            found = self.plan.evaluator.replay(self.plan.reference, trace, repeat)
+            aggregate.regime_means([found], ())
+        except PpasError as error:
+            if error.stops_study:
+                raise
+            self.progress.end()
+            raise self._without_reference(error) from None
+        return found
 
     def _is_too_noisy(self, found: StudyNoise) -> bool:
         bound_pct = self.plan.spec.stop_at_noise_pct
