@@ -126,20 +126,31 @@ def check_cold(study: Measurement, exported: PolicyParams, hot: Sequence[Replay]
                 cold.append(found)
                 study.progress.advance(trace.name)
         study.run.save_requests("finalists/cold", cold)
-        means = [aggregate.regime_means(side, [metric], study.limits) for side in (cold, hot[: len(traces)])]
-        change = aggregate.objective(metric, means[0], means[1]) - 1
+        return cold_against_hot(metric, cold, hot[: len(traces)], study)
     except NoResult as error:
         return ColdCheck(metric=metric, num_traces=len(cold), change_pct=None, reason=str(error))
     finally:
         study.progress.end()
-    reason = f"{metrics.metric(metric).label} on the cold server is {abs(100 * change):.1f} % "
-    reason += "above hot" if change > 0 else "below hot"
+
+
+def cold_against_hot(metric: str, cold: Sequence[Replay], hot: Sequence[Replay], study: Measurement) -> ColdCheck:
+    """How far `metric` on a cold server is from what was measured hot, on the same traces, and whether noise explains it.
+
+    Raises NoResult when a request failed, or the metric is undefined.
+    """
+    means = [aggregate.regime_means(side, [metric], study.limits) for side in (cold, hot)]
+    sign = metrics.sign(metric)
+    change_pct = 100 * (aggregate.objective(metric, *means) ** sign - 1)  # cold over hot, whichever is better
+    reason = f"{metrics.metric(metric).label} on the cold server is {abs(change_pct):.1f} % "
+    reason += "above hot" if change_pct > 0 else "below hot"
     noise = None if study.study_noise is None else study.study_noise.of(metric)
-    noise_pct = None if noise is None else noise.visible_pct * math.sqrt(noise.num_traces / len(traces))
+    noise_pct = None if noise is None else noise.visible_pct * math.sqrt(noise.num_traces / len(cold))
     if noise_pct is not None:
-        size = "more" if abs(100 * change) > noise_pct else "no more"
+        size = "more" if abs(change_pct) > noise_pct else "no more"
         reason += f", {size} than the noise explains ({noise_pct:.1f} %)"
-    return ColdCheck(metric=metric, num_traces=len(traces), change_pct=100 * change, reason=reason, noise_pct=noise_pct)
+    return ColdCheck(
+        metric=metric, num_traces=len(cold), change_pct=sign * change_pct, reason=reason, noise_pct=noise_pct
+    )
 
 
 def _usable(replay: Callable[[], Replay], params: PolicyParams, reference: PolicyParams) -> Replay:

@@ -270,7 +270,7 @@ class RobustnessPoint(_Model):
 class ColdCheck(_Model):
     """The exported setting on a server started cold with the exported file, against its hot measurements.
 
-    change_pct: of the metric, cold against hot, positive is slower; None when it could not be measured.
+    change_pct: how far the metric is from hot to cold, positive is worse; None when it could not be measured.
     reason: in words. noise_pct: what the noise explains over so many traces; None where it is not known.
     """
 
