@@ -2,13 +2,16 @@
 
 A race is paired: a setting and the incumbent saw the same traces, so their difference per trace is a log ratio. As in
 the objective, every load regime weighs alike, so nothing is said before each was seen. Of a regime's K traces k were
-seen: its mean over all K is the mean so far within z standard errors, s * sqrt(1/k - 1/K), where s is how much such log
-ratios vary within a regime: learned from the settings that ran to the end, never below what the replay noise alone
-gives. A setting stops only when it loses in every objective, so that no end of a front is cut off.
+seen. Their mean differs from what is true of all K by two errors: the traces differ from each other, which counts for
+those not seen (v (1/k - 1/K)), and both replays of each are noisy (2 n / k, with the variance n of one replay). How much
+log ratios vary within a regime, v + 2 n, is learned from the settings that ran to the end. The incumbent is the best of
+many, and owes a part of its lead to luck: what the largest of so many noises is expected to be is taken off. A setting
+stops only when it loses in every objective, so that no end of a front is cut off.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -16,10 +19,12 @@ from typing import Final
 import numpy as np
 
 from autotune import metrics
+from autotune.noise import variance_share
 from autotune.records import FloatArray
+from autotune.stats import student_quantile
 
 CERTAIN_SE: Final = 3.0
-"""Standard errors that a deficit must exceed: 1 in 700 settings as good as the incumbent would be lost by chance."""
+"""Standard errors that a deficit must exceed: few settings as good as the incumbent in truth are lost by chance."""
 _LEAST_COMPLETE: Final = 3
 """Settings beside the incumbent that must have run to the end before how much log ratios vary is known."""
 _LEAST_TRACES: Final = 2
@@ -59,15 +64,24 @@ class Race:
         behind = np.full(best.shape, np.nan)
         behind[:, seen] = self._logs(by_trace, [self.order[place] for place in seen]) - best[:, seen]
         mean = np.mean([behind[:, group].mean(axis=1) for group in groups], axis=0)
-        shares = [1 / len(group) - 1 / self.regimes.count(self.regimes[group[0]]) for group in groups]
-        sigma = np.maximum(self._spread(best), np.sqrt(2) * self.noise)
-        least = mean - CERTAIN_SE * sigma * np.sqrt(sum(shares)) / len(groups)
+        seen_share = variance_share([len(group) for group in groups])
+        all_share = variance_share(list(Counter(self.regimes).values()))
+        of_replays = 2 * self.noise**2
+        of_traces = np.maximum(self._spread(best) ** 2 - of_replays, 0)
+        errors = np.sqrt(of_traces * (seen_share - all_share) + of_replays * seen_share)
+        least = mean - self._luck(self.noise * np.sqrt(all_share)) - CERTAIN_SE * errors
         if not np.all(least > 0):  # also where a metric is zero or undefined: nothing is certain then
             return None
         return (
             f"stopped after {len(seen)} of {len(self.order)} traces: certainly behind the best setting in every "
             f"objective, by {100 * np.expm1(float(np.min(mean))):.1f} % or more so far (beyond {CERTAIN_SE:g} standard errors)"
         )
+
+    def _luck(self, noise: float) -> float:
+        """By how much the best score is expected to be too good, as a log, where a score has that noise."""
+        near = sum(score <= min(self._scores) * np.exp(CERTAIN_SE * np.sqrt(2) * noise) for score in self._scores)
+        # Expected largest of so many standard normals, after Blom (1958).
+        return noise * student_quantile(np.inf, (near - 0.375) / (near + 0.25))
 
     def _spread(self, best: FloatArray) -> FloatArray:
         """float64[M]: how much log ratios to the incumbent vary within a regime, over the complete settings."""

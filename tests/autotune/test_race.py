@@ -55,6 +55,22 @@ def test_one_trace_is_never_enough_and_a_setting_at_the_last_trace_is_not_stoppe
     assert race.deficit(far) is None
 
 
+def test_the_luckiest_of_many_equal_settings_stops_hardly_any_other_that_is_as_good() -> None:
+    rng, lost, far = np.random.default_rng(5), 0, []
+    for _ in range(100):
+        race = Race(OBJECTIVES[:1], TRACES, REGIMES, noise=0.03)
+        for _ in range(20):
+            measured = values(rng, 0.0, 0.03)
+            race.finished(
+                measured, score=float(np.exp(np.mean([np.log(own["mean_latency_s"]) for own in measured.values()])))
+            )
+        lost += stops_after(race, values(rng, 0.0, 0.03)) is not None
+        far.append(stops_after(race, values(rng, -0.2, 0.03)))
+    assert lost <= 3
+    assert None not in far
+    assert np.median(far) <= 3, "what is far behind stops as early as before"
+
+
 def test_a_setting_as_good_as_the_incumbent_is_hardly_ever_stopped() -> None:
     rng = np.random.default_rng(2)
     lost = sum(stops_after(started(rng, 0.03), values(rng, 0.0, 0.03)) is not None for _ in range(400))
