@@ -2,8 +2,8 @@
 
 Python raises KeyboardInterrupt wherever it happens to be; in a finaliser or a weak reference's callback it is printed and
 forgotten. Where a library catches errors of its own it may come out as another one. So the wish is remembered as well, and
-long loops ask for it; what must not be torn apart holds it off for a moment. SIGTERM may be heeded in the same way; it is not
-forgiven, since who sends it waits for the end.
+long loops ask for it; what must not be torn apart holds it off for a moment. SIGTERM and SIGHUP are heeded in the same way, so
+that a joined server gets its settings back; they are not forgiven, since who sends them waits for the end.
 """
 
 from __future__ import annotations
@@ -19,28 +19,35 @@ from typing import Final
 _requested = threading.Event()
 _for_good = threading.Event()
 _LOOK_EVERY_S: Final = 0.2
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
 _holds = 0
 """How many contexts hold an interrupt off at present; the main thread's alone."""
 
 
 @contextlib.contextmanager
 def remembered() -> Iterator[None]:
-    """Remembers SIGINT within the context, and raises KeyboardInterrupt as usual. For the main thread; else does nothing."""
+    """Remembers SIGINT, SIGTERM and SIGHUP within the context; each raises KeyboardInterrupt. Off the main thread does nothing.
+
+    SIGTERM and SIGHUP are for good, see `is_for_good`; where one is ignored, as SIGHUP is after nohup, it stays ignored.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, _on_sigint)
+    heeded = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, _on_ending) for number in heeded}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, _on_sigint)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
         _requested.clear()
         _for_good.clear()
 
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Has an interrupt wait for the end of the context, which is to be short; a second one does not wait.
+    """Has an interrupt wait for the end of the context, which is to be short; a second Ctrl-C does not wait.
 
     What cannot be half done stays whole: a trial that is taken but nobody's, a transaction, a sampler in its sums. Within
     `remembered` and on the main thread; else does nothing.
@@ -113,24 +120,24 @@ def is_for_good() -> bool:
     return _for_good.is_set()
 
 
-def heed_sigterm() -> None:
-    """From now on SIGTERM raises KeyboardInterrupt too. For the main thread; else does nothing."""
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _on_sigterm)
-
-
 def forgive() -> None:
-    """Forgets an interrupt that was heeded; the next one counts anew."""
+    """Forgets an interrupt that was heeded; the next one counts anew. Raises KeyboardInterrupt where one is for good."""
     _requested.clear()
+    if _for_good.is_set():
+        _requested.set()
+        raise KeyboardInterrupt
 
 
 def _on_sigint(_number: int, _frame: FrameType | None) -> None:
     _ask()
 
 
-def _on_sigterm(_number: int, _frame: FrameType | None) -> None:
+def _on_ending(_number: int, _frame: FrameType | None) -> None:
+    # Said twice it counts once: Slurm and systemd tell every process, and a parent tells its own again. The second one
+    # is not to tear apart what the first one has brought about, such as the return of a trial.
     _for_good.set()
-    _ask()
+    if not _requested.is_set():
+        _ask()
 
 
 def _ask() -> None:

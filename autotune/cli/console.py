@@ -92,7 +92,10 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
         except PpasError as error:
             raise _failed(str(error), BAD_INPUT if isinstance(error, InvalidInput) else NO_RESULT) from None
         except KeyboardInterrupt:
-            err.print("Interrupted. Every finished trial is kept; the same command goes on from there.")
+            try:
+                err.print("Interrupted. Every finished trial is kept; the same command goes on from there.")
+            except OSError:  # the terminal is gone, which was the interrupt
+                streams.discard(sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
         except OSError as error:
             if isinstance(error, BrokenPipeError) and streams.reader_left(sys.stdout):

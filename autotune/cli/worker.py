@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from autotune import interrupt
 from autotune.cli import console, server_block
 from autotune.distributed.beats import HEARTBEAT_S
 from autotune.distributed.per_gpu import parse_gpus, run_workers
@@ -58,13 +57,9 @@ def storage_url(storage: str | None, heartbeat: str | None) -> StorageUrl | None
 
 
 def make_shared(where: StorageUrl, heartbeat: str | None) -> Shared:
-    """The shared part of a study at `where`; its messages go to stderr. Raises InvalidInput.
-
-    From now on SIGTERM gives the trial back, as Ctrl-C does: Slurm and Kubernetes end jobs so.
-    """
+    """The shared part of a study at `where`; its messages go to stderr. Raises InvalidInput."""
     from autotune.distributed.work import Shared
 
-    interrupt.heed_sigterm()
     heartbeat_s = HEARTBEAT_S if heartbeat is None else parse_duration_s(heartbeat)
     shared = Shared(where, say=_say, heartbeat_s=heartbeat_s)
     _ = shared.storage  # before a server is started or a folder made
@@ -107,7 +102,6 @@ def worker(
         raise InvalidInput(f"no storage is given; give --storage postgresql://…, or set {VARIABLE}")
     path = run or Path("runs") / f"{spec.name}.worker"
     if gpus is not None:
-        interrupt.heed_sigterm()
         if server_url is not None:
             raise InvalidInput("--gpus starts a server per GPU, --server-url joins one; give one of them")
         further = [*_given("--time-budget", time_budget), *_given("--heartbeat", heartbeat)]

@@ -56,6 +56,47 @@ def test_an_interrupt_waits_for_the_end_of_what_holds_it_off_and_a_second_one_do
     assert done == ["inner", "outer", "held off"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_an_end_that_is_asked_for_twice_tears_nothing_apart_and_a_ctrl_c_after_it_does(number: signal.Signals) -> None:
+    done: list[str] = []
+    with interrupt.remembered():
+        with ends_there(), interrupt.held():
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
+            done.append("held off")
+        with ends_there():
+            try:
+                interrupt.check()
+            finally:
+                os.kill(os.getpid(), number)
+                done.append("unwound")
+        with ends_there(), interrupt.held():
+            ctrl_c()
+            done.append("never")
+        with ends_there():  # as where a search would conclude
+            interrupt.forgive()
+        assert interrupt.is_for_good()
+        assert interrupt.is_asked()
+    assert done == ["held off", "unwound"]
+    assert not interrupt.is_for_good()
+
+
+def test_signals_are_heeded_within_a_command_alone_and_one_that_nohup_ignores_stays_ignored() -> None:
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        with interrupt.remembered():
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not interrupt.is_asked()
+            with ends_there():
+                os.kill(os.getpid(), signal.SIGTERM)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        assert signal.getsignal(signal.SIGTERM) is before[signal.SIGTERM]
+        assert signal.getsignal(signal.SIGINT) is before[signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGHUP, before[signal.SIGHUP])
+
+
 def test_what_ends_a_study_after_an_interrupt_may_hold_off_again_without_a_second_one() -> None:
     with interrupt.remembered():
         with pytest.raises(KeyboardInterrupt):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -111,6 +112,22 @@ with plan.evaluator.session(Path({str(tmp_path / "servers")!r})):
     with evaluator.session(tmp_path / "servers"):
         evaluator.replay(PolicyParams.static(256, max_num_seqs=16), over)
     assert in_force(tmp_path) == BEFORE.to_dict()
+
+
+def test_a_tuner_that_is_told_to_end_puts_the_servers_own_settings_back(serve: Serve, tmp_path: Path) -> None:
+    url = serve(engine=engine(tmp_path))
+    path = write_study(tmp_path, {"url": url, "settings_file": "theirs/settings.json"}, gap_s=2)
+    before = tmp_path / "run/servers/joined.json"
+    tuner = subprocess.Popen(command(path, "--run", str(tmp_path / "run"), "--quiet", verb="sweep"), env=environment())
+    try:
+        wait_until(lambda: before.exists() and in_force(tmp_path) == REFERENCE.to_dict(), timeout_s=60)
+        tuner.send_signal(signal.SIGTERM)
+        assert tuner.wait(timeout=60) == 130
+    finally:
+        tuner.kill()
+        tuner.wait()
+    assert in_force(tmp_path) == BEFORE.to_dict()
+    assert not before.exists()
 
 
 @pytest.mark.parametrize(
