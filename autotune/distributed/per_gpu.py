@@ -32,7 +32,7 @@ def run_workers(
     """Runs a command per GPU, each seeing that one alone, numbered as nvidia-smi numbers them; returns the worst exit code.
 
     A worker that signal N ended counts as 128 + N. One that fails leaves the others running: its trials go to them. An
-    interrupt ends all, and waits for them.
+    interrupt ends all by SIGTERM, which they may have had from elsewhere already, and waits for them.
     """
     workers: dict[str, subprocess.Popen[str]] = {}
     readers: list[threading.Thread] = []
@@ -51,7 +51,7 @@ def run_workers(
     finally:
         for worker in workers.values():
             if worker.poll() is None:
-                worker.send_signal(signal.SIGINT)
+                worker.send_signal(signal.SIGTERM)
         for worker in workers.values():
             try:
                 worker.wait(timeout=_END_S)

@@ -13,6 +13,7 @@ import pytest
 from shared_study import spec
 
 from autotune import interrupt
+from autotune.distributed.per_gpu import run_workers
 from autotune.distributed.shared import MAX_DEATHS, SharedSearch
 from autotune.distributed.url import StorageUrl
 from autotune.distributed.work import Shared
@@ -181,3 +182,48 @@ def test_an_interrupt_at_any_write_of_a_trial_leaves_none_half_taken_and_nobody_
             assert "RUNNING" not in states
         take_all(study, search)
         assert all(trial.user_attrs.get("deaths", 0) == 0 for trial in search._study.get_trials(deepcopy=False))
+
+
+def test_a_worker_that_its_parent_asks_to_end_as_slurm_did_gives_its_trial_back_undisturbed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ends(number: int, params: PolicyParams) -> Outcome:
+        os.kill(os.getpid(), signal.SIGTERM)  # Slurm's, to every process of the job
+        raise AssertionError("it ends the measuring at once")
+
+    def through(storage: Any, trial_id: int, key: str, value: Any) -> None:
+        if key == "released":
+            os.kill(os.getpid(), signal.SIGTERM)  # and the parent's
+        write(storage, trial_id, key, value)
+
+    database = tmp_path / "s.db"
+    with joined(plan(), database, tmp_path / "one") as (_, search):
+        kind = type(search._storage)
+        write = kind.set_trial_user_attr
+        with monkeypatch.context() as during, interrupt.remembered():
+            during.setattr(kind, "set_trial_user_attr", through)
+            with pytest.raises(KeyboardInterrupt):
+                search.take(ends)
+        (trial,) = (t for t in search._study.get_trials(deepcopy=False) if t.state != optuna.trial.TrialState.WAITING)
+        assert (trial.state.name, trial.user_attrs.get("released")) == ("FAIL", True)
+
+
+def test_workers_of_one_host_are_ended_by_the_signal_that_may_come_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hear(line: str) -> None:
+        heard.append(line)
+        if line == "gpu 0: ready":
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    heard: list[str] = []
+    program = tmp_path / "program"
+    program.write_text(
+        "#!/bin/sh\ntrap 'echo SIGTERM; exit 0' TERM\ntrap 'echo SIGINT; exit 0' INT\necho ready\n"
+        "while :; do sleep 0.05; done\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    with interrupt.remembered(), pytest.raises(KeyboardInterrupt):
+        run_workers({"0": []}, {}, hear)
+    assert heard == ["gpu 0: ready", "gpu 0: SIGTERM"]
