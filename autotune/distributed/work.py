@@ -180,11 +180,17 @@ class SharedSearching(Searching):
         return super()._settled(done) if self._coordinates else None
 
     def _keep(self, done: Sequence[SearchTrial]) -> None:
-        """Has the run folder hold the settings and metrics of the trials that others measured."""
+        """Has the run folder hold the settings and metrics of the trials that others measured.
+
+        A measurement of ours that came too late goes, with its requests: the other one counts.
+        """
+        run = self._study.run
         for trial in done:
             folder = f"trials/{trial.number}"
-            if not (self._study.run.path / folder / "metrics.json").exists():
-                self._study.run.save_trial(folder, trial.params, trial.outcome, ())
+            kept = run.load_trial(folder, trial.params)
+            if kept is None or kept.to_dict() != trial.outcome.to_dict():
+                run.forget_trial(folder)
+                run.save_trial(folder, trial.params, trial.outcome, ())
 
 
 def work(plan: Plan, path: Path, progress: Progress, shared: Shared) -> tuple[list[SearchTrial], SharedSearch]:

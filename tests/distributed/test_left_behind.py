@@ -16,7 +16,7 @@ from autotune import interrupt
 from autotune.distributed.per_gpu import run_workers
 from autotune.distributed.shared import MAX_DEATHS, SharedSearch
 from autotune.distributed.url import StorageUrl
-from autotune.distributed.work import Shared
+from autotune.distributed.work import Shared, SharedSearching
 from autotune.measure import Measurement
 from autotune.plan import Plan, make_plan
 from autotune.progress import Silent
@@ -227,3 +227,29 @@ def test_workers_of_one_host_are_ended_by_the_signal_that_may_come_twice(
     with interrupt.remembered(), pytest.raises(KeyboardInterrupt):
         run_workers({"0": []}, {}, hear)
     assert heard == ["gpu 0: ready", "gpu 0: SIGTERM"]
+
+
+def test_a_measurement_that_came_too_late_leaves_the_run_folder_to_the_one_that_counts(tmp_path: Path) -> None:
+    def is_overtaken(number: int, params: PolicyParams) -> Outcome:
+        found = study.outcome(f"trials/{number}", params)
+        if number == last:
+            assert (folder / "requests.parquet").exists()
+            other._study.tell(one._study.get_trials(deepcopy=False)[-1].number, state=optuna.trial.TrialState.FAIL)
+            assert last in take_all(elsewhere, other)
+        return found
+
+    database = tmp_path / "s.db"
+    with (
+        joined(plan(), database, tmp_path / "one") as (study, one),
+        joined(plan(), database, tmp_path / "other") as (elsewhere, other),
+    ):
+        last = one.total - 1
+        folder = tmp_path / "one/trials" / str(last)
+        for number in range(one.total):
+            assert (one.take(is_overtaken) is None) == (number == last)
+        done = SharedSearching(study, None, coordinates=True).search(one, one.total)
+        for trial in done:
+            kept = study.run.load_trial(f"trials/{trial.number}", trial.params)
+            assert kept is not None
+            assert kept.to_dict() == trial.outcome.to_dict()
+            assert (tmp_path / "one/trials" / str(trial.number) / "requests.parquet").exists() == (trial.number != last)
