@@ -67,15 +67,20 @@ class Searching:
                 if len(done) % REFERENCE_EVERY == 0:
                     self._watch_drift(len(done))
             except KeyboardInterrupt:
+                done = search.trials()  # the last one may be told already: its writing was not torn apart
                 if len(done) < len(plan.in_space):
                     raise  # there is nothing to compare yet
                 self._hurry(f"Ctrl-C ended the search after {len(done)} of {total} settings; the same command goes on")
+                self._study.run.forget_trial(f"trials/{len(done)}")  # kept, but not told: its number is another's now
                 break
         progress.end()
         return done
 
     def _hurry(self, cut: str) -> None:
-        """Heeds Ctrl-C: the study is finished with what there is. cut: that in words."""
+        """Heeds Ctrl-C: the study is finished with what there is. cut: that in words.
+
+        Raises KeyboardInterrupt after SIGTERM and SIGHUP, which do not wait for that.
+        """
         interrupt.forgive()
         self._hurried = True
         self.cut = cut
