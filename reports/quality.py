@@ -5,7 +5,6 @@ A simulated study without noise has nothing to say here: measuring it again give
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from autotune.records import Origin
@@ -147,10 +146,8 @@ def cold_words(results: StudyResults) -> str:
             f"The exported setting could not be measured on a server started cold with it: {cleaned(cold.reason, 500)}"
         )
     words = change(-(cold.change_pct or 0.0), cold.metric)
-    noise = next((n for n in results.noise if n.metric == cold.metric), None)
     judged = ""
-    if noise is not None and cold.num_traces > 0:
-        visible = noise.visible_pct * math.sqrt(noise.num_traces / cold.num_traces)
+    if (visible := finite(cold.noise_pct)) is not None:
         size = "more" if abs(cold.change_pct or 0.0) > visible else "no more"
         judged = (
             f" That is {size} than noise explains: over so many traces a difference is found from "

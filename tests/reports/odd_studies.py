@@ -99,7 +99,7 @@ def live(**update: object) -> StudyResults:
         DriftPoint(after_trial=n, change_pct=c, reason=r)
         for n, c, r in ((8, 1.2, None), (16, None, "2 of 40 requests failed: timeout"), (24, -8.4, None))
     ]
-    cold = ColdCheck(metric="mean_latency_s", num_traces=4, change_pct=2.34, reason="2.3 % above hot")
+    cold = ColdCheck(metric="mean_latency_s", num_traces=4, change_pct=2.34, reason="2.3 % above hot", noise_pct=8.5)
     client = ClientLateness(p50_s=0.0004, p99_s=0.0031, max_s=0.006, repeated=0)
     trials = [t.model_copy(update={"client": client}) for t in _small().trials]
     trials[3] = trials[3].model_copy(update={"client": client.model_copy(update={"p99_s": 0.0042, "repeated": 1})})
