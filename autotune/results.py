@@ -11,7 +11,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from autotune.aggregate import is_measurable, is_within_error
 from autotune.records import Origin
@@ -118,7 +118,7 @@ class Trial(_Model):
     client: ClientLateness | None = None
     cached_share: float | None = None
     server_memory_bytes: int | None = None
-    measurements: int = 1
+    measurements: int = Field(default=1, ge=1)
 
 
 class HeldOutRequests(_Model):

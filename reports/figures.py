@@ -407,6 +407,8 @@ def _trial_hover(point: TrialPoint, arm: str, odds: Odds) -> str:
         lines.append(f"{plotly_text(metric_label(m))}: {percent(g)}{spread}")
     if trial.branch_steps:
         lines.append("steps: " + ", ".join(f"{plotly_text(b, 20)} {n:,}" for b, n in trial.branch_steps.items()))
+    if trial.measurements > 1:
+        lines.append(f"measured {trial.measurements} times, averaged")
     if trial.state == "stopped":
         lines.append(f"stopped early: {plotly_text(trial.reason or 'no reason recorded', 160)}")
     if trial.on_front:

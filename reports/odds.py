@@ -82,7 +82,7 @@ def _from_traces(results: StudyResults) -> Odds | None:
         drawn += flip * (again - again[:, place : place + 1, :]) / len(columns)
     factor = widening_factor([len(places) for places in columns.values()], CONFIDENCE)
     drawn = point + factor * (drawn - point)
-    drawn += _noise(results, metrics, drawn, place)
+    drawn += _noise(results, metrics, drawn, known, place)
     low, high = np.percentile(drawn, [100 * (1 - CONFIDENCE) / 2, 100 * (1 + CONFIDENCE) / 2], axis=0)
     gain = {
         trial.number: {
@@ -103,9 +103,9 @@ def _from_traces(results: StudyResults) -> Odds | None:
 
 
 def _noise(
-    results: StudyResults, metrics: list[str], drawn: NDArray[np.float64], reference: int
+    results: StudyResults, metrics: list[str], drawn: NDArray[np.float64], trials: list[Trial], reference: int
 ) -> NDArray[np.float64]:
-    """What the draws lack of the noise that one measurement of every trial has, drawn as well: a few traces drawn again
+    """What the draws lack of the noise that the measurements of every trial have, drawn as well: a few traces drawn again
     may show less. Of draws x trials x metrics; the reference is 0 by definition, and its noise is every trial's.
     """
     known = {
@@ -115,7 +115,8 @@ def _noise(
     }
     if not known:
         return np.zeros(())
-    variance = np.array([2 * known.get(metric, 0.0) ** 2 for metric in metrics])
+    single = np.array([known.get(metric, 0.0) ** 2 for metric in metrics])
+    variance = single + single / np.array([[trial.measurements] for trial in trials])
     lacking = np.sqrt(np.maximum(0.0, variance - drawn.var(axis=0)))
     lacking[reference] = 0.0
     found: NDArray[np.float64] = np.random.default_rng(1).normal(size=drawn.shape) * lacking
@@ -154,17 +155,21 @@ def _share_on_front(drawn: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _from_noise(results: StudyResults) -> Odds | None:
-    """From the A/A measurement: what noise alone may put between a trial and the reference, each measured once."""
+    """From the A/A measurement: what noise alone may put between a trial and the reference, which was measured once."""
     half = {
-        entry.metric: student_quantile(entry.freedom or math.inf, (1 + CONFIDENCE) / 2) * math.sqrt(2) * pct / 100
+        entry.metric: student_quantile(entry.freedom or math.inf, (1 + CONFIDENCE) / 2) * pct / 100
         for entry in (*results.noise, *results.noise_beside)
         if (pct := finite(entry.objective_pct)) is not None
     }
     gain: dict[int, dict[str, Interval]] = {}
     for trial in results.trials:
         if trial.state == "ok" and trial.number != results.reference_trial:  # the reference is 0 by definition
+            both = math.sqrt(1 + 1 / trial.measurements)
             gain[trial.number] = {
-                metric: (100 * (1 - ratio * math.exp(half[metric])), 100 * (1 - ratio * math.exp(-half[metric])))
+                metric: (
+                    100 * (1 - ratio * math.exp(both * half[metric])),
+                    100 * (1 - ratio * math.exp(-both * half[metric])),
+                )
                 for metric, value in trial.objectives.items()
                 if metric in half and (ratio := finite(value)) is not None
             }

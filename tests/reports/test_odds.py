@@ -160,6 +160,23 @@ def test_intervals_are_as_wide_as_the_noise_though_the_traces_drawn_again_show_l
     assert noisy.interval(reference, MEAN) == (0.0, 0.0)
 
 
+@pytest.mark.parametrize("traces", ["several", "one"])
+def test_a_setting_that_was_measured_again_has_less_noise(study, traces):
+    noise = NoiseInfo(
+        metric=MEAN, replay_pct=80, objective_pct=30.0, visible_pct=90, visible_held_out_pct=90, repeats=1, num_traces=6
+    )
+    kept = study.traces if traces == "several" else [t for t in study.traces if t.purpose == "held-out" or t.seed == 0]
+    often = [t.model_copy(update={"measurements": 4}) for t in study.trials]
+    once = front_odds(study.model_copy(update={"noise": [noise], "traces": kept}))
+    averaged = front_odds(study.model_copy(update={"noise": [noise], "traces": kept, "trials": often}))
+    trial = next(t for t in study.trials if t.state == "ok" and t.arm == "search")
+    widths = []
+    for odds in (once, averaged):
+        low, high = odds.interval(trial, MEAN)
+        widths.append(math.log((100 - low) / (100 - high)))
+    assert widths[1] / widths[0] == pytest.approx(math.sqrt((1 + 1 / 4) / 2), rel=0.05)
+
+
 def test_the_ellipse_is_as_wide_and_as_high_as_the_intervals(study):
     odds = front_odds(study)
     view = views.front(study, MEAN, TAIL)
