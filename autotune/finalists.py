@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Final
 
 from autotune import aggregate, metrics, stages
 from autotune.compare import compare_settings
@@ -19,11 +20,13 @@ from autotune.records import Origin, Replay
 from autotune.replay.kept import keep_replay, read_replay
 from autotune.results import ColdCheck, Comparison
 from autotune.runfolder import folder_name
-from ppas_core.errors import NoResult, PpasError
-from ppas_core.plain_json import dump_json
+from ppas_core.errors import InvalidInput, NoResult, PpasError
+from ppas_core.files import write_atomically
+from ppas_core.plain_json import dump_json, load_json
 from ppas_core.policy import PolicyParams
 from traces.format import Trace
 
+_FAILURE: Final = "failed.json"
 _COLD_TRACES = 4
 """Held-out traces replayed on the cold server; it costs a start and need not be precise."""
 
@@ -31,7 +34,9 @@ _COLD_TRACES = 4
 class FinalistFailed(NoResult):
     """A setting that did well on the tuning traces cannot be measured on a held-out one; `params` is that setting."""
 
-    params: PolicyParams
+    def __init__(self, params: PolicyParams, reason: str) -> None:
+        super().__init__(reason)
+        self.params = params
 
 
 def replay_held_out(study: Measurement, finalists: dict[str, PolicyParams]) -> dict[str, list[Replay]]:
@@ -39,25 +44,27 @@ def replay_held_out(study: Measurement, finalists: dict[str, PolicyParams]) -> d
 
     The finalists take turns on every trace, forwards on one and backwards on the next (A B B A), so that a slow drift
     of the machine hits all alike. A simulated study also replays every static budget, for the picture. A live study
-    keeps each finished replay, and a later process reads it back; other finalists are replayed anew, all of them, since
-    replays of different days do not pair.
+    keeps each finished replay, and a later process reads back the traces that all of these finalists went through. Replays
+    of different days do not pair: a trace that a kill cut short is replayed anew by all, and with another finalist all
+    traces are. That a finalist failed is kept as well, so that a study given again chooses the others at once.
 
     Raises FinalistFailed when one cannot be measured there, NoResult when that is the reference.
     """
     plan, progress = study.plan, study.progress
+    turns = _kept_folder(study, "turns", finalists.values())
+    _raise_known_failure(turns, finalists.values())
     roles = list(finalists)
     replays: dict[str, list[Replay]] = {role: [] for role in roles}
     others = _other_statics(study, finalists) if not isinstance(plan.evaluator, LiveEvaluator) else []
     progress.begin(stages.HELD_OUT, len(plan.held_out) * len(roles) + len(others))
-    measured: dict[tuple[PolicyParams, str], Replay] = {}
-    turns = _kept_folder(study, "turns", finalists.values())
     for number, trace in enumerate(plan.held_out):
+        turn = _kept_turn(turns, number, finalists.values(), trace)
         for role in roles if number % 2 == 0 else roles[::-1]:
-            key = (finalists[role], trace.digest)
-            if key not in measured:  # two roles may name the same setting
-                replay = partial(_kept_or_new, turns, number, finalists[role], trace, plan.evaluator.replay)
-                measured[key] = _usable(replay, finalists[role], plan.reference)
-            replays[role].append(measured[key])
+            params = finalists[role]
+            if params not in turn:  # two roles may name the same setting
+                replay = partial(_new_and_kept, turns, number, params, trace, plan.evaluator.replay)
+                turn[params] = _usable(replay, params, plan.reference, turns)
+            replays[role].append(turn[params])
             progress.advance(f"{role}, {trace.name}")
     for params in others:
         with contextlib.suppress(PpasError):  # it is there for the picture only; the search recorded why it fails
@@ -122,7 +129,7 @@ def check_cold(study: Measurement, exported: PolicyParams, hot: Sequence[Replay]
                 found = read_replay(_kept_file(folder, number, exported), exported, trace)
                 if found is None:
                     replay = replay or stack.enter_context(evaluator.cold(config))
-                    found = _kept_or_new(folder, number, exported, trace, replay)
+                    found = _new_and_kept(folder, number, exported, trace, replay)
                 cold.append(found)
                 study.progress.advance(trace.name)
         study.run.save_requests("finalists/cold", cold)
@@ -153,7 +160,7 @@ def cold_against_hot(metric: str, cold: Sequence[Replay], hot: Sequence[Replay],
     )
 
 
-def _usable(replay: Callable[[], Replay], params: PolicyParams, reference: PolicyParams) -> Replay:
+def _usable(replay: Callable[[], Replay], params: PolicyParams, reference: PolicyParams, folder: Path | None) -> Replay:
     try:
         found = replay()
         aggregate.regime_means([found], ())  # refuses one with failed requests
@@ -166,9 +173,24 @@ def _usable(replay: Callable[[], Replay], params: PolicyParams, reference: Polic
                 f"the reference {reference.label()} cannot be measured on held-out traces: {error}; see to the server and "
                 "its machine, then give the same command again"
             ) from None
-        failure = FinalistFailed(f"on held-out traces: {error}")
-        failure.params = params
+        failure = FinalistFailed(params, f"on held-out traces: {error}")
+        if folder is not None:
+            entry = {"ppas": params.to_dict(), "reason": str(failure)}
+            write_atomically(folder / _FAILURE, dump_json(entry, indent=1).encode() + b"\n")
         raise failure from None
+
+
+def _raise_known_failure(folder: Path | None, settings: Iterable[PolicyParams]) -> None:
+    """Raises FinalistFailed where an earlier process found that one of `settings` does."""
+    if folder is None:
+        return
+    try:
+        entry = load_json((folder / _FAILURE).read_bytes())
+        params, reason = PolicyParams.from_dict(entry["ppas"]), str(entry["reason"])
+    except (OSError, ValueError, TypeError, KeyError, InvalidInput):
+        return  # none, or damaged: it is found out again
+    if params in settings:
+        raise FinalistFailed(params, reason)
 
 
 _Replays = Callable[[PolicyParams, Trace], Replay]
@@ -186,16 +208,28 @@ def _kept_file(folder: Path | None, number: int, params: PolicyParams) -> Path:
     return (folder or Path()) / f"{number:03}-{folder_name(params.label())}.parquet"
 
 
-def _kept_or_new(folder: Path | None, number: int, params: PolicyParams, trace: Trace, replay: _Replays) -> Replay:
-    """The replay of held-out trace `number`, from `folder` or measured now; one with failed requests is not kept."""
-    if folder is None:
-        return replay(params, trace)
-    file = _kept_file(folder, number, params)
-    if (found := read_replay(file, params, trace)) is not None:
-        return found
+def _kept_turn(
+    folder: Path | None, number: int, settings: Iterable[PolicyParams], trace: Trace
+) -> dict[PolicyParams, Replay]:
+    """The kept replays of held-out trace `number`, of all `settings`; where one is missing none, and the rest is removed."""
+    files = {} if folder is None else {params: _kept_file(folder, number, params) for params in settings}
+    turn: dict[PolicyParams, Replay] = {}
+    for params, file in files.items():
+        if (found := read_replay(file, params, trace)) is None:
+            break
+        turn[params] = found
+    else:
+        return turn
+    for file in files.values():
+        file.unlink(missing_ok=True)
+    return {}
+
+
+def _new_and_kept(folder: Path | None, number: int, params: PolicyParams, trace: Trace, replay: _Replays) -> Replay:
+    """Replays held-out trace `number`, and keeps that in `folder`; one with failed requests is not kept."""
     found = replay(params, trace)
-    if not found.requests.failures():
-        keep_replay(found, file)
+    if folder is not None and not found.requests.failures():
+        keep_replay(found, _kept_file(folder, number, params))
     return found
 
 

@@ -37,31 +37,35 @@ def replays_by_trace(run: Path) -> Counter[int]:
     return Counter({number: lengths[300 + number] for number in range(3)})
 
 
-def test_finalists_that_were_replayed_before_a_kill_are_not_replayed_again(tmp_path: Path) -> None:
+def test_held_out_traces_that_all_finalists_were_replayed_on_before_a_kill_are_not_replayed_again(
+    tmp_path: Path,
+) -> None:
     path = write_study(tmp_path, own_server(tmp_path), static_budgets=[1024])
     run = tmp_path / "runs/small"
+
+    def finished(number: int) -> dict[Path, bytes]:
+        files = run.glob(f"finalists/turns-*/{number:03}-*.parquet")
+        return {file: file.read_bytes() for file in files if ".steps" not in file.name}
+
     with (tmp_path / "first.log").open("wb") as log:
         first = subprocess.Popen(
             command(path), cwd=tmp_path, env=environment(), stdout=log, stderr=log, start_new_session=True
         )
-
-        def finished() -> list[Path]:
-            return [file for file in run.glob("finalists/turns-*/*.parquet") if ".steps" not in file.name]
-
-        wait_until(lambda: first.poll() is not None or len(finished()) >= 2, 180)
+        wait_until(lambda: first.poll() is not None or finished(1), 180)
         assert first.poll() is None, (tmp_path / "first.log").read_text()
         os.killpg(first.pid, signal.SIGKILL)
         first.wait()
-    kept = {file.name: file.read_bytes() for file in finished()}
-    assert len(kept) in (2, 3)
+    whole, cut_short, before = finished(0), finished(1), replays_by_trace(run)
     second = subprocess.run(command(path), cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
     assert second.returncode == 0, second.stderr
     results = StudyResults.load(run / "results.json")
     settings = {entry.setting.label for entry in results.held_out}
+    assert len(whole) == len(settings)
+    assert finished(0) == whole
     found = replays_by_trace(run)
-    # The replay that the kill interrupted may have been under way.
-    assert 2 * len(settings) <= found[1] + found[2] <= 2 * len(settings) + 1
-    assert {name: (file.parent / name).read_bytes() for file in finished()[:1] for name in kept} == kept
+    assert found[1] == before[1]
+    if len(cut_short) < len(settings):  # else the kill came just after it
+        assert found[2] - before[2] >= len(settings), "replays of before the kill and of after it do not pair"
 
     servers = logs(run)
     third = subprocess.run(command(path), cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)
