@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import quote
 
-from postgres import free_port
+from postgres import started_on_a_free_port
 
 _TABLES = [Path(f"/usr/share/{name}/mysql_system_tables.sql") for name in ("mysql", "mariadb")]
 """What makes the server's own tables; comes with it."""
@@ -33,7 +32,8 @@ class MariaDb:
 
     def __init__(self, folder: Path, program: str) -> None:
         self.folder = folder
-        self.port = free_port()
+        self.port = 0
+        """Chosen when it starts, and kept."""
         self._program = program
         self._running: subprocess.Popen[bytes] | None = None
         (folder / "data").mkdir()
@@ -52,19 +52,25 @@ class MariaDb:
         return f"mysql://ppas:{quote(self.PASSWORD, safe='')}@127.0.0.1:{self.port}/studies"
 
     def start(self) -> None:
+        if self.port:
+            self._start(self.port)
+        else:
+            self.port = started_on_a_free_port(self._start, RuntimeError)
+
+    def _start(self, port: int) -> None:
         with (self.folder / "log").open("ab") as log:
+            began = log.tell()
             self._running = subprocess.Popen(
                 [
-                    *self._command(), f"--port={self.port}", "--bind-address=127.0.0.1", "--skip-name-resolve",
+                    *self._command(), f"--port={port}", "--bind-address=127.0.0.1", "--skip-name-resolve",
                     f"--socket={self.folder / 'socket'}", "--innodb-flush-log-at-trx-commit=2",
                 ],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log,
             )  # fmt: skip
         deadline = time.monotonic() + _START_S
-        while True:
-            assert self._running.poll() is None, (self.folder / "log").read_text()
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), timeout=1):
-                return
+        while b"ready for connections" not in (self.folder / "log").read_bytes()[began:]:
+            if self._running.poll() is not None:
+                raise RuntimeError((self.folder / "log").read_text())
             assert time.monotonic() < deadline, (self.folder / "log").read_text()
             time.sleep(0.1)
 

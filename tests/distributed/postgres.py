@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from urllib.parse import quote
 
@@ -30,6 +30,19 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+def started_on_a_free_port(start: Callable[[int], object], taken: type[Exception]) -> int:
+    """Calls `start` with a free port; up to three times, since another process may take it before. The port."""
+    for tries_left in (2, 1, 0):
+        port = free_port()
+        try:
+            start(port)
+            break
+        except taken:
+            if not tries_left:
+                raise
+    return port
+
+
 class Postgres:
     """A server of our own, in a folder of its own, on the loopback interface, with a password that a URL must encode."""
 
@@ -37,7 +50,8 @@ class Postgres:
 
     def __init__(self, folder: Path, bin_folder: Path) -> None:
         self.folder = folder
-        self.port = free_port()
+        self.port = 0
+        """Chosen when it starts, and kept."""
         self._bin = bin_folder
         # PostgreSQL refuses to run as root.
         self._user = {"user": "postgres", "group": pwd.getpwnam("postgres").pw_gid} if os.geteuid() == 0 else {}
@@ -50,7 +64,13 @@ class Postgres:
         return f"postgresql://ppas:{quote(self.PASSWORD, safe='')}@127.0.0.1:{port or self.port}/postgres"
 
     def start(self) -> None:
-        options = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off"
+        if self.port:
+            self._start(self.port)
+        else:
+            self.port = started_on_a_free_port(self._start, subprocess.CalledProcessError)
+
+    def _start(self, port: int) -> None:
+        options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off"
         self._call("pg_ctl", "-D", "data", "-o", options, "-l", "log", "-w", "start")
 
     def stop(self, mode: str = "fast") -> None:

@@ -101,13 +101,19 @@ class Trials:
         return [trial for trial in self.all() if trial.state == optuna.trial.TrialState.COMPLETE]
 
 
-def stop_in_mid_trial(worker: Process, trials: Trials) -> int:
-    """Halts the worker (SIGSTOP) while it measures; the number of its trial."""
+def stop_in_mid_trial(worker: Process, trials: Trials, *, measuring: bool = False) -> int:
+    """Halts the worker (SIGSTOP) while it has a trial that it did not tell; the number of its trial.
+
+    measuring: of a lone worker, whose trials' numbers are those of its folders: it has not written the trial down either,
+    so what it does is measure.
+    """
     deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         worker.process.send_signal(signal.SIGSTOP)  # so that what the storage says of it stays true
         if found := trials.running(worker.name):
-            return found[0].number
+            number = found[0].number
+            if not (measuring and (worker.run / f"trials/{number}/metrics.json").exists()):
+                return number
         worker.process.send_signal(signal.SIGCONT)
         time.sleep(0.05)
     raise AssertionError("the worker was never seen in a trial")

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -13,8 +14,8 @@ from typing import Any
 
 import optuna
 import pytest
-from postgres import Postgres, free_port
-from shared_study import STUDY, Process, Trials, spec, wait_until, write
+from postgres import Postgres, started_on_a_free_port
+from shared_study import STUDY, Process, Trials, spec, stop_in_mid_trial, wait_until, write
 
 from autotune.cli.pipeline import run_study
 from autotune.distributed.agreement import fingerprint
@@ -51,14 +52,26 @@ def take_part(where: StorageUrl, run: Path, **changes: Any) -> list[SearchTrial]
 
 @contextlib.contextmanager
 def proxy(database: str, port: int | None = None) -> Iterator[StorageUrl]:
-    port = port or free_port()
-    server = subprocess.Popen([sys.executable, "-W", "ignore", "-c", PROXY, database, str(port)])
+    servers: list[subprocess.Popen[bytes]] = []
+
+    def start(port: int) -> None:
+        servers.append(subprocess.Popen([sys.executable, "-W", "ignore", "-c", PROXY, database, str(port)]))
+        while servers[-1].poll() is None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                return
+            time.sleep(0.1)
+        raise RuntimeError(f"the proxy ended with {servers[-1].returncode}")
+
     try:
-        where = StorageUrl.parse(f"grpc://127.0.0.1:{port}")
-        yield where
+        if port is None:
+            port = started_on_a_free_port(start, RuntimeError)
+        else:
+            start(port)
+        yield StorageUrl.parse(f"grpc://127.0.0.1:{port}")
     finally:
-        server.kill()
-        server.wait()
+        for server in servers:
+            server.kill()
+            server.wait()
 
 
 def test_postgresql_and_a_grpc_proxy_give_the_study_that_sqlite_and_a_study_alone_give(
@@ -79,7 +92,8 @@ def test_a_worker_behind_a_proxy_that_is_killed_goes_on_when_there_is_one_again(
     study = write(tmp_path, workload=long, trials=2)
     with proxy(where.full) as behind:
         worker = Process(study, behind.full, tmp_path / "worker", "--heartbeat", "1s")
-        wait_until("it measures", lambda: bool(trials.running(worker.name)))
+        # Not its trial 0, which is the reference over again: it would be told before the proxy is gone.
+        wait_until("it measures", lambda: any(trial.number > 0 for trial in trials.running(worker.name)))
     try:
         wait_until("it misses the proxy", lambda: "is away (gRPC: UNAVAILABLE)" in worker.said())
         with proxy(where.full, behind.address()[1]):
@@ -155,18 +169,20 @@ def _can_be_written(where: StorageUrl) -> bool:
 
 def test_an_interrupted_worker_gives_its_trial_back_at_once_and_nobody_counts_as_dead(tmp_path: Path) -> None:
     where = sqlite(tmp_path)
-    # Many long traces: a trial is given back between two of them, and one that is at its last is finished.
+    # Many long traces, so that it is measuring when it is looked at: a trial that is measured already is told instead.
     long = {"workload": {**STUDY["workload"], "phase_s": 3000}, "tuning_seeds": list(range(20, 26)), "trials": 1}
     study = write(tmp_path, **long)
     trials = Trials(where.full)
     worker = Process(study, where.full, tmp_path / "ended")  # at the usual heartbeat a dead one is found after a minute
     try:
-        wait_until("it measures", lambda: bool(trials.running(worker.name)))
+        wait_until("it began", lambda: trials.begun(worker.name))
+        given_back = stop_in_mid_trial(worker, trials, measuring=True)
         worker.process.send_signal(signal.SIGTERM)
+        worker.process.send_signal(signal.SIGCONT)
         assert worker.process.wait(timeout=60) == 130, worker.said()
     finally:
         worker.end()
-    assert [trial.number for trial in trials.all() if trial.user_attrs.get("released")]
+    assert [trial.number for trial in trials.all() if trial.user_attrs.get("released")] == [given_back]
     assert not [trial for trial in trials.all() if trial.state == optuna.trial.TrialState.RUNNING]
     done = take_part(where, tmp_path / "other", **long)
     assert len(trials.done()) == len(done)
