@@ -8,8 +8,8 @@
           progress.json      where the run stands, for `ppas status`
           servers/    logs, step logs and facts of a live study
 
-A new folder is filled beside its final place and renamed, so it exists whole or not at all. One process at a time works
-in it: a lock on it is held until the process ends, however it ends.
+A new folder is filled and locked beside its final place and renamed, so it exists whole or not at all. One process at a
+time works in it: a lock on it is held until the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -154,17 +154,12 @@ def open_run(path: Path, plan: Plan) -> Iterator[RunFolder]:
     InvalidInput, touching nothing, when `path` holds something else or another study, or is in use.
     """
     wanted = identity(plan)
-    if not os.path.exists(path):
-        _create(path, plan, wanted)
-    try:
-        _check_same_study(path, wanted)
-    except InvalidInput:
-        if not _measured_nothing(path):
-            raise
-        with _locked(path):
-            _remove(path)
-        _create(path, plan, wanted)
-    with _locked(path):
+    if os.path.exists(path):
+        _make_way(path, wanted)
+    with contextlib.ExitStack() as lock:
+        if os.path.exists(path) or not _create(path, plan, wanted, lock):
+            _check_same_study(path, wanted)
+            lock.enter_context(_locked(path))
         write_atomically(path / "study.yaml", plan.resolved_spec().to_yaml().encode())
         yield RunFolder(path)
 
@@ -204,7 +199,19 @@ def folder_name(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", label).strip("-")
 
 
-def _create(path: Path, plan: Plan, wanted: dict[str, Any]) -> None:
+def _make_way(path: Path, wanted: dict[str, Any]) -> None:
+    """Removes the run folder of another study in which nothing was measured. Raises InvalidInput for one that is to stay."""
+    try:
+        _check_same_study(path, wanted)
+    except InvalidInput:
+        if not _measured_nothing(path):
+            raise
+        with _locked(path):
+            _remove(path)
+
+
+def _create(path: Path, plan: Plan, wanted: dict[str, Any], lock: contextlib.ExitStack) -> bool:
+    """Makes the run folder, whose lock `lock` holds before anybody can see it; False where another process was quicker."""
     unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
         unfinished.mkdir(parents=True)
@@ -214,12 +221,15 @@ def _create(path: Path, plan: Plan, wanted: dict[str, Any]) -> None:
             write_trace(trace, unfinished / "traces" / name)
         if plan.profile_file is not None:
             write_atomically(unfinished / "profile.json", plan.profile_file.read_bytes())
+        lock.enter_context(_locked(unfinished))
         unfinished.rename(path)
+        return True
     except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        lock.close()
         _remove(unfinished)
         if not os.path.exists(path):
             raise InvalidInput(f"{path}: the run folder cannot be made: {error}") from None
-        # Another process was quicker; the folder is looked at as any other.
+        return False
     except BaseException:
         _remove(unfinished)
         raise

@@ -15,6 +15,7 @@ from autotune import runfolder
 from autotune.plan import Plan, make_plan
 from autotune.results import StudyResults
 from autotune.runfolder import RunFolder, existing_run, open_run
+from autotune.status import Watch
 from autotune.study import Outcome
 from autotune.tune import tune
 from ppas_core.errors import InvalidInput
@@ -47,6 +48,22 @@ def test_every_json_file_of_a_study_is_strict_json(finished: Path) -> None:
     assert len(files) > 10
     for file in files:
         _strict(file)
+
+
+def test_a_new_run_folder_is_never_seen_without_the_process_that_works_in_it(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, rename, seen = tmp_path / "run", Path.rename, []
+
+    def watched(self: Path, target: Path) -> Path:
+        moved = rename(self, target)
+        seen.append((target, Watch(target).status().state))
+        return moved
+
+    monkeypatch.setattr(Path, "rename", watched)
+    with open_run(path, plan):
+        seen.append((path, Watch(path).status().state))
+    assert seen == [(path, "starting")] * 2
 
 
 def test_the_lock_follows_no_link_and_changes_nothing(plan: Plan, tmp_path: Path) -> None:
