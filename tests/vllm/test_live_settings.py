@@ -125,12 +125,12 @@ def test_a_reader_never_meets_half_a_settings_file(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=write)
     thread.start()
-    deadline = time.monotonic() + 1.5
-    while time.monotonic() < deadline and len(acks) < 200:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and len(acks) < 50:
         watch.poll(1)
     stop.set()
     thread.join()
-    assert len(acks) > 20
+    assert len(acks) == 50
     assert {ack.status for ack in acks} == {"applied"}
 
 
