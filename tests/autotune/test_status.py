@@ -121,15 +121,15 @@ def test_a_study_that_was_interrupted_or_killed_says_so_and_what_to_do(
     assert "killed" in shown
     assert "give the same `ppas tune` command again" in shown
 
-    study = write_study(tmp_path, trials=100_000)
+    study = write_study(tmp_path, trials=100_000, held_out_seeds=list(range(10, 90)))  # it takes long to finish
     again = subprocess.Popen(
         [*COMMAND, "tune", str(study), "-q"], cwd=tmp_path, env=ENVIRONMENT, stderr=subprocess.PIPE
     )
     other = tmp_path / "runs/small"
     wait_for(lambda: (other / "trials/5/metrics.json").exists())
+    again.send_signal(signal.SIGINT)  # asks to finish with what there is
+    wait_for(lambda: "Ctrl-C" in (other / FILE).read_text())
     again.send_signal(signal.SIGINT)
-    time.sleep(0.3)
-    again.send_signal(signal.SIGINT)  # the first one asks to finish with what there is
     again.communicate()
     assert again.returncode == 130
     assert status_of(other).state == "interrupted"
