@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -20,6 +19,7 @@ from autotune.records import Origin, Replay
 from autotune.replay.kept import keep_replay, read_replay
 from autotune.results import ColdCheck, Comparison
 from autotune.runfolder import folder_name
+from autotune.study_noise import noisier
 from ppas_core.errors import InvalidInput, NoResult, PpasError
 from ppas_core.files import write_atomically
 from ppas_core.plain_json import dump_json, load_json
@@ -151,7 +151,7 @@ def cold_against_hot(metric: str, cold: Sequence[Replay], hot: Sequence[Replay],
     reason = f"{metrics.metric(metric).label} on the cold server is {abs(change_pct):.1f} % "
     reason += "above hot" if change_pct > 0 else "below hot"
     noise = None if study.study_noise is None else study.study_noise.of(metric)
-    noise_pct = None if noise is None else noise.visible_pct * math.sqrt(noise.num_traces / len(cold))
+    noise_pct = None if noise is None else noise.visible_pct * noisier(cold, study.plan.tuning)
     if noise_pct is not None:
         size = "more" if abs(change_pct) > noise_pct else "no more"
         reason += f", {size} than the noise explains ({noise_pct:.1f} %)"

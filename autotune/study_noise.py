@@ -37,9 +37,14 @@ Samples = Iterable[tuple[PolicyParams, Outcome]]
 """Settings on the tuning traces, with what was measured of them."""
 
 
-def per_regime(traces: Iterable[Trace]) -> list[int]:
-    """How many of the traces each regime has."""
-    return list(Counter(trace.regime for trace in traces).values())
+def per_regime(replays: Iterable[Trace | Replay]) -> list[int]:
+    """How many of the traces, or of their replays, each regime has."""
+    return list(Counter(replay.regime for replay in replays).values())
+
+
+def noisier(these: Iterable[Trace | Replay], tuning: Iterable[Trace]) -> float:
+    """By how much an objective over `these` is noisier than one over the tuning traces, as a factor."""
+    return math.sqrt(variance_share(per_regime(these)) / variance_share(per_regime(tuning)))
 
 
 class StudyNoise:
@@ -136,9 +141,7 @@ class StudyNoise:
                 self._now[metric] = found if found.visible_pct > first.visible_pct else first
 
     def _info(self, floor: NoiseFloor) -> NoiseInfo:
-        more = math.sqrt(
-            variance_share(per_regime(self._plan.held_out)) / variance_share(per_regime(self._plan.tuning))
-        )
+        more = noisier(self._plan.held_out, self._plan.tuning)
         alike_pct = self._alike_pct(floor)
         return NoiseInfo(visible_held_out_pct=floor.visible_pct * more, alike_pct=alike_pct, **asdict(floor))
 
