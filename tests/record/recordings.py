@@ -73,6 +73,15 @@ class Command:
     output: Path
     url: str
 
+    def hear(self, words: str) -> None:
+        """Waits until it says so."""
+        said = ""
+        assert self.process.stderr is not None
+        while words not in said:
+            line = self.process.stderr.readline()
+            assert line, f"it ended without {words!r}: {said}"
+            said += line
+
     def end(self, number: int = signal.SIGINT, code: int = 0) -> dict[str, Any]:
         """Ends it by a signal; what it printed."""
         self.process.send_signal(number)

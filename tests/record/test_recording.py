@@ -241,6 +241,7 @@ def until(recording: Command, lines: int) -> Path:
 def test_a_killed_proxy_leaves_a_whole_trace(serve: Serve, run_command: RunCommand) -> None:
     recording = run_command(serve())
     converse(recording)
+    get(recording.url, "/seen")  # after that the fifth exchange was handed over
     recording.process.kill()
     deadline = time.monotonic() + 20
     while not recording.output.exists():
@@ -276,6 +277,8 @@ def test_a_full_disk_ends_the_recording_and_no_answer_and_what_was_written_is_re
     thread = threading.Thread(target=lambda: bodies.append(send(recording.url, CHAT, chat("a", stream=True)).body))
     send(recording.url, COMPLETIONS, {"model": "m", "prompt": "short"})
     thread.start()
+    while len(get(server, "/seen")["requests"]) < 2:
+        time.sleep(0.02)
     send(recording.url, COMPLETIONS, {"model": "m", "prompt": list(range(5000))})
     said = recording.wait(code=1)["stderr"]
     thread.join()
@@ -304,7 +307,7 @@ def test_the_first_ctrl_c_lets_open_requests_finish_and_takes_no_new_ones(
     while not get(server, "/seen")["requests"]:
         time.sleep(0.02)
     recording.process.send_signal(signal.SIGINT)
-    time.sleep(0.5)
+    recording.hear("no new ones")
     with pytest.raises(OSError, match="refused"):
         send(recording.url, CHAT, chat("b"))
     account = recording.wait()
@@ -327,7 +330,7 @@ def test_the_second_ctrl_c_cuts_them(serve: Serve, run_command: RunCommand) -> N
     while len(get(server, "/seen")["requests"]) < 2:
         time.sleep(0.02)
     recording.process.send_signal(signal.SIGINT)
-    time.sleep(0.3)
+    recording.hear("no new ones")
     account = recording.end()
     thread.join()
     assert account["dropped"] == {"still open when the recording ended": 1}
