@@ -113,14 +113,15 @@ def test_a_heartbeat_writes_at_most_once_in_its_interval_and_the_last_word_is_ne
             if number % 40 == 0:
                 time.sleep(0.01)
         elapsed = time.monotonic() - started
+    whole = time.monotonic() - started  # its last word may wait for the disk
     over.set()
     watcher.join()
-    assert 1 <= len(seen) <= elapsed / 0.2 + 3
+    assert 1 <= len(seen) <= whole / 0.2 + 3
     last = read(tmp_path)
     assert (last["state"], last["note"]) == ("finished", "note 1999")
-    assert last["stages"] == [
-        {"stage": "Searching", "total": 2000, "done": 2000, "seconds": pytest.approx(elapsed, abs=1)}
-    ]
+    (stage,) = last["stages"]
+    assert elapsed - 1 <= stage.pop("seconds") <= whole
+    assert stage == {"stage": "Searching", "total": 2000, "done": 2000}
     assert [file.name for file in tmp_path.iterdir()] == [FILE], "no unfinished file is left"
 
 

@@ -131,7 +131,7 @@ class Server:
         if fault == "die":
             os.kill(os.getpid(), signal.SIGKILL)
         if fault == "slow":
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.5)
         if fault == "stuck":  # the request stays running, whatever becomes of its client
             await asyncio.sleep(3600)
         if fault == "hang":
@@ -151,7 +151,7 @@ class Server:
         how = self.behaviour
         if fault == "role first":
             send(writer, how, {"choices": [{"index": 0, "text": "", "token_ids": [], "role": "assistant"}]})
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.5)
         sent = 0
         produced = tokens - 1 if fault == "short" else tokens
         while sent < produced:

@@ -124,7 +124,7 @@ def test_a_role_chunk_is_not_the_first_token(serve: Serve) -> None:
     outcome = run(serve(faults={"31": "role first"}), trace([(30, 4), (31, 4)], gap_s=0))
     ttft = metrics.ttft_s(outcome.records)
     assert assert_adds_up(outcome, 2)["ok"] == 2
-    assert ttft[1] >= 0.1 > ttft[0]
+    assert ttft[1] >= 0.5 > ttft[0]
 
 
 def test_a_usage_event_that_comes_late_adds_nothing_to_latency(serve: Serve) -> None:
