@@ -144,7 +144,7 @@ def test_the_site_opens_from_a_folder_finds_words_and_asks_nobody(site: Path) ->
         page.goto((site / "index.html").as_uri())
         page.get_by_role("button", name="Search").first.click()
         page.locator("input:visible").first.fill("saturation")
-        page.get_by_text("How far to trust it").wait_for(timeout=15_000)
+        page.get_by_text("How far to trust it").wait_for(timeout=60_000)
         page.keyboard.press("Escape")
         page.get_by_role("link", name="Tune your server").first.click()
         page.wait_for_url("**/tune-your-server.html")

@@ -37,7 +37,7 @@ def watched(folder: Path, trials: int, *python: str) -> tuple[soak.Run, dict[str
     command = soak.tune_command(study, folder / "run")
     if python:
         command[1:3] = python
-    run = soak.watch(command, folder, lambda done, _: done / EVERY, poll_s=0.1)
+    run = soak.watch(command, folder, lambda done, _: done / EVERY, poll_s=0.05)
     return run, {verdict.name: verdict for verdict in soak.verdicts(run.samples)}
 
 
