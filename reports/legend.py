@@ -51,7 +51,8 @@ def _regime(name: str) -> str | None:
     found = _REGIME.fullmatch(name)
     if found is None:
         return None
-    text = f"{cleaned(name)} is traffic with {found['rate']} requests per second in its bursts"
+    noun = "request" if found["rate"] == "1" else "requests"
+    text = f"{cleaned(name)} is traffic with {found['rate']} {noun} per second in its bursts"
     if found["prompt"]:
         text += f", each with {int(found['prompt']):,} prompt and {int(found['output']):,} output tokens"
     return text + "."
