@@ -298,11 +298,14 @@
   const figures = [...document.querySelectorAll("figure[data-panel]")]
     .filter((element) => source.panels[element.dataset.panel])
     .map((element) => new Figure(element));
+  let draws = 0;
   const drawAll = async () => {
+    const draw = ++draws;
     delete root.dataset.drawn;
     for (const figure of figures) {
       await figure.draw();
       await new Promise((resolve) => setTimeout(resolve)); // let the page answer between figures
+      if (draw !== draws) return; // a newer one goes through all figures again
     }
     root.dataset.drawn = "true";
   };
