@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final
 
@@ -33,6 +34,7 @@ def remembered() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
+    told, sys.unraisablehook = sys.unraisablehook, _not_ours(sys.unraisablehook)
     heeded = [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
     before = {number: signal.signal(number, _on_ending) for number in heeded}
     before[signal.SIGINT] = signal.signal(signal.SIGINT, _on_sigint)
@@ -41,6 +43,7 @@ def remembered() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        sys.unraisablehook = told
         _requested.clear()
         _for_good.clear()
 
@@ -126,6 +129,16 @@ def forgive() -> None:
     if _for_good.is_set():
         _requested.set()
         raise KeyboardInterrupt
+
+
+def _not_ours(told: Callable[[sys.UnraisableHookArgs], object]) -> Callable[[sys.UnraisableHookArgs], object]:
+    """What tells of errors that nobody can catch as `told` does, but not of an interrupt, which is remembered."""
+
+    def tell(lost: sys.UnraisableHookArgs) -> None:
+        if not (isinstance(lost.exc_value, KeyboardInterrupt) and _requested.is_set()):
+            told(lost)
+
+    return tell
 
 
 def _on_sigint(_number: int, _frame: FrameType | None) -> None:

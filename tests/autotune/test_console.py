@@ -151,6 +151,18 @@ def test_an_interrupt_during_the_imports_leaves_quietly(tmp_path: Path) -> None:
         assert b"Traceback" not in err
 
 
+def test_a_study_that_is_told_to_end_again_and_again_still_ends_with_130(tmp_path: Path) -> None:
+    process = start("tune", str(write_study(tmp_path, trials=5000)), cwd=tmp_path)
+    assert process.stderr is not None
+    while not process.stderr.readline().startswith(b"Searching"):
+        assert process.poll() is None
+    while process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.005)
+    assert (process.returncode, b"Interrupted" in process.stderr.read()) == (130, True)
+    process.communicate()
+
+
 def test_a_disk_that_fills_up_ends_the_study_with_1_and_the_same_command_finishes_it(tmp_path: Path) -> None:
     study = write_study(tmp_path, trials=2)
     make_plan(small())  # the simulator is compiled by now

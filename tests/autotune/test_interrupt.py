@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,14 +20,27 @@ class Swallows:
         os.kill(os.getpid(), signal.SIGINT)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_an_interrupt_that_got_lost_in_a_finaliser_is_raised_at_the_next_check() -> None:
+def test_an_interrupt_that_got_lost_in_a_finaliser_is_raised_at_the_next_check_and_prints_no_trace(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    printed: list[object] = []
+    monkeypatch.setattr(sys, "unraisablehook", printed.append)
     with interrupt.remembered():
         Swallows()
+        assert printed == []
+        Fails()
+        assert len(printed) == 1, "what is no interrupt is still told"
         with pytest.raises(KeyboardInterrupt):
             interrupt.check()
     interrupt.check()  # outside nothing is remembered
     assert signal.getsignal(signal.SIGINT) is not interrupt._on_sigint
+
+
+class Fails:
+    """Raises something else there."""
+
+    def __del__(self) -> None:
+        raise ValueError
 
 
 @contextmanager
