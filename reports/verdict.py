@@ -133,14 +133,19 @@ def headline(results: StudyResults) -> Headline:
 def gains(results: StudyResults) -> tuple[str, ...]:
     """What the exported setting does clearly better than the reference, objectives first; a line, or none.
 
-    Clearly, here and below: the whole interval lies on that side.
+    Clearly, here and below: the whole interval lies on that side. A preferred metric has the regimes where it is not clear.
     """
     comparison = _of_export(results)
     if comparison is None:
         return ()
     better = [m for m, effect in comparison.overall.items() if tone_of(effect) == "good" and effect.is_measurable]
     better.sort(key=lambda m: (_is_beside(results, m), -comparison.overall[m].improvement_pct))
-    named = [f"{metric_name(m)} {change(comparison.overall[m].improvement_pct, m)}" for m in better]
+    preferred = _preferred(results, comparison)
+    named = [
+        f"{metric_name(m)} {change(comparison.overall[m].improvement_pct, m)}"
+        f"{_not_everywhere(comparison, m) if m in preferred else ''}"
+        for m in better
+    ]
     return _line(comparison, named)
 
 
@@ -205,6 +210,21 @@ def _line(comparison: Comparison, named: Sequence[str]) -> tuple[str, ...]:
     more = len(named) - _MOST_NAMED
     text = ", ".join(named[:_MOST_NAMED]) + (f", and {counted(more, 'smaller one')}" if more > 0 else "")
     return (f"Against {role_words(comparison.reference)}: {text}.",)
+
+
+def _not_everywhere(comparison: Comparison, metric: str) -> str:
+    """Where a gain is not clear: the regimes, or how many of them; nothing where it is clear, or clearly a loss, in each."""
+    known = {r: effects[metric] for r, effects in comparison.regimes.items() if metric in effects}
+    tones = {regime: tone_of(known[regime]) for regime in ordered_regimes(known)}
+    clear, unclear = ([regime for regime, tone in tones.items() if tone == want] for want in ("good", "even"))
+    if not unclear or len(known) < 2:
+        return ""
+    if len(unclear) == len(known):
+        return f" (not clear in any of {len(known)} load regimes alone)"
+    if len(known) > _MOST_NAMED:
+        return f" (not clear in {len(unclear)} of {len(known)} load regimes)"
+    there = [f"{percent(known[r].improvement_pct, signed=False)} at {cleaned(r, 40)}" for r in clear]
+    return f" ({', '.join(there)}{'; ' if there else ''}not clear at {' and '.join(cleaned(r, 40) for r in unclear)})"
 
 
 def _cost_items(results: StudyResults, comparison: Comparison, *, names_doubts: bool) -> list[str]:

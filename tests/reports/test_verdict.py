@@ -306,6 +306,25 @@ def test_the_headline_says_the_gain_the_price_and_what_is_not_clear_in_a_line_ea
     )
 
 
+@pytest.mark.parametrize(
+    ("doubtful", "clear", "where"),
+    [
+        (1, 1, " (21.7 % at λ=2; not clear at λ=1)"),
+        (1, 2, " (21.7 % at λ=2, 21.7 % at λ=3; not clear at λ=1)"),
+        (2, 3, " (not clear in 2 of 5 load regimes)"),
+        (2, 0, " (not clear in any of 2 load regimes alone)"),
+        (0, 2, ""),
+    ],
+)
+def test_the_gain_says_under_which_loads_it_is_not_clear(study, doubtful, clear, where):
+    found = [effect(11.2, -14.4, 31.5)] * doubtful + [effect(21.7, 4.8, 36.2)] * clear
+    regimes = {f"λ={load}": {MEAN: gained, TPOT: gained} for load, gained in enumerate(found, start=1)}
+    overall = {MEAN: effect(16.6, 5.4, 26.5), TPOT: effect(59.1, 50.0, 66.0)}
+    assert verdict.gains(with_effects(study, 0, overall, regimes)) == (
+        f"Against the paper default: mean latency 16.6 % lower{where}, mean TPOT 59.1 % lower.",
+    )
+
+
 def test_a_better_setting_with_a_price_has_tiles_for_its_greatest_further_gain_and_for_the_price(study):
     tiles = verdict.headline(traded(study)).tiles
     assert [(tile.label.split(" against")[0], tile.tone) for tile in tiles[2:5]] == [
