@@ -60,7 +60,9 @@ class Conclusion:
     """What a finished study came to: the pick as it was compared, what was exported, and in which role.
 
     costs: of what is exported against the reference, as `ppas tune` tells them. serve: the command that serves it, then
-    what is to be known of that.
+    what is to be known of that. noise: what it leaves unseen, a line for each preferred metric; empty where measurements do
+    not vary. notes: the doubts about the study, also where the cold check is beyond the noise; cold: what that check said,
+    None without one.
     """
 
     pick: str
@@ -68,6 +70,9 @@ class Conclusion:
     exported_role: str
     costs: tuple[str, ...] = ()
     serve: tuple[str, ...] = ()
+    noise: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    cold: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +308,16 @@ class Watch:
         tuned = results.comparisons[0] if results.comparisons else None
         costs = tuned.costs if tuned is not None and results.exported_role == tuned.candidate else ()
         serve = serve_lines(results, self.path / "export/vllm.yaml")
-        return Conclusion(results.pick.label, results.exported.label, results.exported_role, tuple(costs), tuple(serve))
+        return Conclusion(
+            results.pick.label,
+            results.exported.label,
+            results.exported_role,
+            tuple(costs),
+            tuple(serve),
+            noise=tuple(choose.noise_words(noise) for noise in results.noise),
+            notes=tuple(results.warnings),
+            cold=None if results.cold is None else results.cold.reason,
+        )
 
     def _visible_pct(self) -> float | None:
         try:

@@ -104,6 +104,8 @@ def _lines(found: RunStatus) -> list[tuple[str, str]]:
     if found.outcome is not None:
         lines.append(("pick", escape(found.outcome.pick)))
         lines += [("cost", f"[yellow]{escape(cost)}[/]") for cost in found.outcome.costs]
+        lines += [("noise", escape(noise)) for noise in found.outcome.noise]
+        lines += [("note", f"[yellow]{escape(note)}[/]") for note in found.outcome.notes]
         lines.append(("exported", escape(f"{found.outcome.exported_role}, {found.outcome.exported}")))
         lines += zip_longest(["serve"], map(escape, found.outcome.serve), fillvalue="")
     if found.trials_stopped:

@@ -240,6 +240,32 @@ def test_what_the_exported_setting_costs_stays_told_after_the_study(finished_run
         assert ("cost      mean TTFT [48] % worse" in shown) == told, shown
 
 
+def test_the_doubts_about_a_study_and_its_noise_stay_told_after_it(finished_run: Path, tmp_path: Path) -> None:
+    run = copy(finished_run, tmp_path)
+    data = json.loads((run / "results.json").read_text())
+    metric = data["comparisons"][0]["preferred_metric"]
+    bounds = {"replay_pct": 8.4, "objective_pct": 5.9, "visible_pct": 28.1, "visible_held_out_pct": 14.07}
+    data |= {
+        "warnings": ["Ctrl-C ended the search after 57 of 307 settings [dim]"],
+        "noise": [{"metric": metric, **bounds, "repeats": 3, "num_traces": 2}],
+        "cold": {
+            "metric": metric,
+            "num_traces": 4,
+            "change_pct": -16.4,
+            "reason": "16.4 % below hot",
+            "noise_pct": 19.9,
+        },
+    }
+    (run / "results.json").write_text(json.dumps(data))
+    shown = CliRunner().invoke(app, ["status", str(run)]).output
+    assert "note      Ctrl-C ended the search after 57 of 307 settings [dim]\n" in shown
+    assert re.search("^noise     .*differences below 14.1 % are not found$", shown, re.MULTILINE), shown
+    assert "16.4" not in shown, "a cold check within the noise is no doubt"
+    outcome = json.loads(CliRunner().invoke(app, ["status", str(run), "--json"]).output)["outcome"]
+    assert (outcome["notes"], outcome["cold"]) == (data["warnings"], "16.4 % below hot")
+    assert len(outcome["noise"]) == 1
+
+
 def test_a_trial_that_was_stopped_early_is_no_failure_and_never_the_best(finished_run: Path, tmp_path: Path) -> None:
     run = copy(finished_run, tmp_path)
     file = run / "trials/5/metrics.json"
