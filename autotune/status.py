@@ -60,9 +60,10 @@ class Conclusion:
     """What a finished study came to: the pick as it was compared, what was exported, and in which role.
 
     costs: of what is exported against the reference, as `ppas tune` tells them. serve: the command that serves it, then
-    what is to be known of that. noise: what it leaves unseen, a line for each preferred metric; empty where measurements do
-    not vary. notes: the doubts about the study, also where the cold check is beyond the noise; cold: what that check said,
-    None without one.
+    what is to be known of that. by_load: under which loads the gain is not clear, None where it is clear under all of them or
+    nothing is gained. noise: what it leaves unseen, a line for each preferred metric; empty where measurements do not vary.
+    notes: the doubts about the study, also where the cold check is beyond the noise; cold: what that check said, None
+    without one.
     """
 
     pick: str
@@ -73,6 +74,7 @@ class Conclusion:
     noise: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     cold: str | None = None
+    by_load: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +305,7 @@ class Watch:
         results = self._read_results() if state == "finished" and self._results_file.is_file() else None
         if not isinstance(results, StudyResults):
             return None
+        from autotune.by_load import by_load
         from autotune.export import serve_lines  # brings what a look at a running study does not need
 
         tuned = results.comparisons[0] if results.comparisons else None
@@ -317,6 +320,7 @@ class Watch:
             noise=tuple(choose.noise_words(noise) for noise in results.noise),
             notes=tuple(results.warnings),
             cold=None if results.cold is None else results.cold.reason,
+            by_load=by_load(results),
         )
 
     def _visible_pct(self) -> float | None:

@@ -102,6 +102,8 @@ def _lines(found: RunStatus) -> list[tuple[str, str]]:
         lines.append(("best", escape(f"{found.best.label} {_gains(found.best)} ({found.best.folder})")))
     lines.append(("verdict", escape(found.verdict)))
     if found.outcome is not None:
+        if found.outcome.by_load is not None:
+            lines.append(("by load", escape(found.outcome.by_load)))
         lines.append(("pick", escape(found.outcome.pick)))
         lines += [("cost", f"[yellow]{escape(cost)}[/]") for cost in found.outcome.costs]
         lines += [("noise", escape(noise)) for noise in found.outcome.noise]

@@ -317,6 +317,7 @@ def _summary(results: StudyResults, path: Path) -> dict[str, Any]:
 
 def _show(results: StudyResults, path: Path) -> None:
     from autotune import choose
+    from autotune.by_load import by_load
     from autotune.export import serve_lines
 
     tag = " (simulated)" if results.origin == "simulated" else " (measured)"
@@ -337,6 +338,8 @@ def _show(results: StudyResults, path: Path) -> None:
             for c in results.comparisons
         ],
     )
+    if (where := by_load(results)) is not None:
+        say(f"by load: {escape(where)}")
     for comparison in results.comparisons[:2]:
         say(escape(comparison.sentence))
     if results.exported_role == results.comparisons[0].candidate:  # what nobody will use costs nobody anything
