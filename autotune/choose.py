@@ -258,18 +258,25 @@ def change(effect: Interval, confidence: float) -> str:
     return f"{abs(effect.value):.1f} % {word} ({confidence:.0%} interval {span})"
 
 
-def costs(comparison: PairedComparison, preferred: Sequence[str]) -> list[str]:
-    """What the setting pays for its gain: metrics that are clearly worse, and regimes where a preferred one is."""
+def costs(comparison: PairedComparison, preferred: Sequence[str], *, min_gain_pct: float = 0.0) -> list[str]:
+    """What the setting pays for its gain: metrics that are clearly worse, and regimes where a preferred one is.
+
+    min_gain_pct: a gain below it is not worth having, so neither is a loss below it worth a word.
+    """
+
+    def counts(effect: Interval) -> bool:
+        return effect.high < 0 and effect.value <= -min_gain_pct
+
     found = [
         f"{metrics.metric(name).label} {change(effect, comparison.confidence)}"
         for name, effect in comparison.overall.items()
-        if effect.high < 0
+        if counts(effect)
     ]
     found += [
         f"regime {regime}: {metrics.metric(name).label} {change(effects[name], comparison.confidence)}"
         for regime, effects in comparison.regimes.items()
         for name in preferred
-        if name in effects and effects[name].high < 0
+        if name in effects and counts(effects[name])
     ]
     return found
 

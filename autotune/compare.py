@@ -84,7 +84,7 @@ def compare_settings(
         confidence=paired.confidence,
         verdict=verdict,
         sentence=sentence,
-        costs=[] if same else choose.costs(paired, preferred),
+        costs=[] if same else choose.costs(paired, preferred, min_gain_pct=spec.min_gain_pct),
         did_the_same=same,
     )
 

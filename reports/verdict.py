@@ -7,13 +7,14 @@ It follows what is exported. Every sentence is made from the numbers, in words t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from autotune import aggregate, choose
 from autotune.records import Origin
 from autotune.results import Comparison, Effect, StudyResults
+from autotune.spec import StudySpec
 from reports import roles
 from reports.numbers import (
     capitalised,
@@ -133,12 +134,14 @@ def headline(results: StudyResults) -> Headline:
 def gains(results: StudyResults) -> tuple[str, ...]:
     """What the exported setting does clearly better than the reference, objectives first; a line, or none.
 
-    Clearly, here and below: the whole interval lies on that side. A preferred metric has the regimes where it is not clear.
+    Clearly, here and below: the whole interval lies on that side, and the effect is no smaller than the least gain that
+    counts for the study. A preferred metric has the regimes where it is not clear.
     """
     comparison = _of_export(results)
     if comparison is None:
         return ()
-    better = [m for m, effect in comparison.overall.items() if tone_of(effect) == "good" and effect.is_measurable]
+    least_pct = _least_pct(results)
+    better = [m for m, e in comparison.overall.items() if tone_of(e) == "good" and e.improvement_pct >= least_pct]
     better.sort(key=lambda m: (_is_beside(results, m), -comparison.overall[m].improvement_pct))
     preferred = _preferred(results, comparison)
     named = [
@@ -146,7 +149,7 @@ def gains(results: StudyResults) -> tuple[str, ...]:
         f"{_not_everywhere(comparison, m) if m in preferred else ''}"
         for m in better
     ]
-    return _line(comparison, named)
+    return _line(results, comparison, named)
 
 
 def costs(results: StudyResults) -> tuple[str, ...]:
@@ -160,7 +163,7 @@ def costs(results: StudyResults) -> tuple[str, ...]:
     for other in (roles.reference_role(results), BEST_STATIC, TUNED):
         comparison = _other(results, other, subject)
         if comparison is not None and not comparison.did_the_same:
-            lines += _line(comparison, _cost_items(results, comparison, names_doubts=other == BEST_STATIC))
+            lines += _line(results, comparison, _cost_items(results, comparison, names_doubts=other == BEST_STATIC))
     return tuple(lines)
 
 
@@ -172,7 +175,8 @@ def unclear(results: StudyResults) -> tuple[str, ...]:
     lines = []
     for metric in (objective.metric for objective in results.objectives):
         effect = comparison.overall.get(metric)
-        if effect is None or (tone_of(effect) != "even" and effect.is_measurable):
+        tone = "even" if effect is None else tone_of(effect)
+        if effect is None or (tone != "even" and abs(effect.improvement_pct) >= _least_pct(results)):
             continue
         if not effect.is_measurable:
             lines.append(
@@ -181,8 +185,9 @@ def unclear(results: StudyResults) -> tuple[str, ...]:
             continue
         found = change(effect.improvement_pct, metric)
         shown = f"{found}; " if found[0].isdigit() else ""
+        said = "no clear difference" if tone == "even" else f"less than the {_least_pct(results):g} % that counts"
         lines.append(
-            f"{capitalised(metric_name(metric))} against {role_words(comparison.reference)}: no clear difference "
+            f"{capitalised(metric_name(metric))} against {role_words(comparison.reference)}: {said} "
             f"({shown}{comparison.confidence:.0%} interval {_within(effect, metric)})."
         )
     return tuple(lines)
@@ -203,13 +208,22 @@ def _is_beside(results: StudyResults, metric: str) -> bool:
     return all(objective.metric != metric for objective in results.objectives)
 
 
-def _line(comparison: Comparison, named: Sequence[str]) -> tuple[str, ...]:
-    """What was found against a setting, the smaller things counted."""
+def _line(results: StudyResults, comparison: Comparison, named: Sequence[str]) -> tuple[str, ...]:
+    """What was found against a setting, the smaller things counted; of what stays by name, the rest speaks of another."""
     if not named:
         return ()
     more = len(named) - _MOST_NAMED
     text = ", ".join(named[:_MOST_NAMED]) + (f", and {counted(more, 'smaller one')}" if more > 0 else "")
-    return (f"Against {role_words(comparison.reference)}: {text}.",)
+    subject = f"{role_words(_exported(results))} " if results.exported_role in REFERENCES else ""
+    return (capitalised(f"{subject}against {role_words(comparison.reference)}: {text}."),)
+
+
+def _least_pct(results: StudyResults) -> float:
+    """The least gain that counts for the study, as it recorded it."""
+    study = results.provenance.get("study")
+    known = study.get("min_gain_pct") if isinstance(study, Mapping) else None
+    value = finite(known) if isinstance(known, int | float) else None
+    return StudySpec.model_fields["min_gain_pct"].default if value is None else value
 
 
 def _not_everywhere(comparison: Comparison, metric: str) -> str:
@@ -228,22 +242,22 @@ def _not_everywhere(comparison: Comparison, metric: str) -> str:
 
 
 def _cost_items(results: StudyResults, comparison: Comparison, *, names_doubts: bool) -> list[str]:
-    preferred = _preferred(results, comparison)
+    preferred, least_pct = _preferred(results, comparison), _least_pct(results)
     found: list[tuple[bool, float, str]] = []
     for metric, effect in comparison.overall.items():
         known = {r: e[metric] for r, e in comparison.regimes.items() if metric in e}
-        by_regime = {r: known[r] for r in ordered_regimes(known) if _is_worse(known[r], metric)}
+        by_regime = {r: known[r] for r in ordered_regimes(known) if _is_worse(known[r], metric, least_pct)}
         worst = min(by_regime, key=lambda regime: by_regime[regime].improvement_pct, default=None)
         there = 0.0 if worst is None or len(known) < 2 else by_regime[worst].improvement_pct
         words = f"{metric_name(metric)} {change(effect.improvement_pct, metric)}"
         size = effect.improvement_pct
-        if _is_worse(effect, metric):
+        if _is_worse(effect, metric, least_pct):
             if there and (len(by_regime) < len(known) or there < _FAR * size):
                 words += f" ({percent(-there, signed=False)} at {cleaned(worst, 40)})"
         elif there:
             words = f"{metric_name(metric)} {change(there, metric)} at {cleaned(worst, 40)}"
             size = there / len(known)  # in one regime only: it weighs as much as one regime does in the overall figure
-        elif names_doubts and metric in preferred and _reads_as_worse(size, metric):
+        elif names_doubts and metric in preferred and _reads_as_worse(size, metric) and effect.low_pct <= -least_pct:
             words += f", which is not sure ({_within(effect, metric)})"
             if not effect.is_measurable:
                 words = f"{metric_name(metric)} {choose.NOT_MEASURABLE}"
@@ -253,8 +267,9 @@ def _cost_items(results: StudyResults, comparison: Comparison, *, names_doubts: 
     return [words for *_, words in sorted(found)]
 
 
-def _is_worse(effect: Effect, metric: str) -> bool:
-    return effect.high_pct < 0 and _reads_as_worse(effect.improvement_pct, metric)
+def _is_worse(effect: Effect, metric: str, least_pct: float) -> bool:
+    is_clear = effect.high_pct < 0 and effect.improvement_pct <= -least_pct
+    return is_clear and _reads_as_worse(effect.improvement_pct, metric)
 
 
 def _reads_as_worse(improvement_pct: float, metric: str) -> bool:
@@ -311,7 +326,7 @@ def _price(results: StudyResults, main: Comparison) -> str:
     So the headline promises no more than was found; smaller costs stand below it.
     """
     gain = main.overall[main.preferred_metric].improvement_pct if main.preferred_metric in main.overall else 0.0
-    worse = [m for m, effect in main.overall.items() if _is_worse(effect, m)]
+    worse = [m for m, effect in main.overall.items() if _is_worse(effect, m, _least_pct(results))]
     worse = [m for m in worse if not _is_beside(results, m) or -main.overall[m].improvement_pct >= gain]
     if main.verdict != "better" or main.did_the_same or not worse:
         return ""
@@ -334,12 +349,20 @@ def _sentence(results: StudyResults, comparison: Comparison, *, names_basis: boo
         for m in metrics
     ]
     subject = "" if comparison.candidate == TUNED else f"{role_words(comparison.candidate)} "
+    if _is_rejected(results, comparison):
+        subject = f"{role_words(comparison.candidate)}{', not exported,' if names_basis else ''} "
     text = f"{subject}against {role_words(comparison.reference)}: {' and '.join(effects)}"
     if names_basis:
         origin = "simulated " if results.origin == Origin.SIMULATED else ""
         traces = counted(comparison.num_traces, f"{origin}held-out trace")
         text += f", over {traces} with {counted(comparison.num_requests, 'request')}"
     return f"{capitalised(text)}.{_without_saturated(comparison, metrics)}"
+
+
+def _is_rejected(results: StudyResults, comparison: Comparison) -> bool:
+    """Whether the comparison is of a tuned setting that is not exported, because the reference stays."""
+    stays = results.exported_role in REFERENCES
+    return stays and comparison.candidate == TUNED and not roles.same_setting(results, TUNED, results.exported_role)
 
 
 def _without_saturated(comparison: Comparison, metrics: Sequence[str]) -> str:
@@ -391,14 +414,15 @@ def _tiles(results: StudyResults, shown: Sequence[Comparison]) -> list[Tile]:
     main = shown[0]
     picked = [(comparison, comparison.preferred_metric) for comparison in shown]
     picked += [(main, o.metric) for o in results.objectives if o.metric != main.preferred_metric][:1]
-    picked += _both_sides(main, [metric for comparison, metric in picked if comparison is main])
+    picked += _both_sides(results, main, [metric for comparison, metric in picked if comparison is main])
     effects = [(c, metric, c.overall[metric]) for c, metric in picked if metric in c.overall]
     known = [effect for *_, effect in effects if effect.is_measurable]
     ends = [v for e in known for v in (e.low_pct, e.high_pct, 0.0) if finite(v) is not None] or [0.0]
     tiles = []
     for comparison, metric, effect in effects:
+        of = f" of {role_words(comparison.candidate)}" if _is_rejected(results, comparison) else ""
+        label = f"{capitalised(metric_label(metric))}{of} against {role_words(comparison.reference)}"
         if not effect.is_measurable:
-            label = f"{capitalised(metric_label(metric))} against {role_words(comparison.reference)}"
             note = f"the {comparison.confidence:.0%} interval reaches to both sides by more than a factor of two or so"
             tiles.append(Tile(label, "Not measurable", "here", note, "even"))
             continue
@@ -406,7 +430,7 @@ def _tiles(results: StudyResults, shown: Sequence[Comparison]) -> list[Tile]:
         number, unit, direction = words.partition(" % ")
         tiles.append(
             Tile(
-                f"{capitalised(metric_label(metric))} against {role_words(comparison.reference)}",
+                label,
                 f"{number} %" if unit else capitalised(words),
                 direction,
                 f"{'no clear difference; ' if _spans_zero(effect) else ''}"
@@ -415,27 +439,28 @@ def _tiles(results: StudyResults, shown: Sequence[Comparison]) -> list[Tile]:
                 strip_of(effect, min(ends), max(ends)),
             )
         )
-    return [*tiles, _share_tile(main)]
+    return [*tiles, _share_tile(results, main)]
 
 
-def _both_sides(main: Comparison, shown: Sequence[str]) -> list[tuple[Comparison, str]]:
+def _both_sides(results: StudyResults, main: Comparison, shown: Sequence[str]) -> list[tuple[Comparison, str]]:
     """Where a better setting has a price: its greatest further gain, and that price; a mean rather than a P95."""
     others = sorted((m for m in main.overall if m not in shown), key=lambda m: -abs(main.overall[m].improvement_pct))
-    others = [m for m in others if main.overall[m].is_measurable]
+    others = [m for m in others if abs(main.overall[m].improvement_pct) >= _least_pct(results)]
     sides = [[m for m in others if tone_of(main.overall[m]) == tone] for tone in ("good", "bad")]
     if main.verdict != "better" or main.did_the_same or not sides[1]:
         return []
     return [(main, max(side, key=lambda m: m.startswith("mean_"))) for side in sides if side]
 
 
-def _share_tile(main: Comparison) -> Tile:
+def _share_tile(results: StudyResults, main: Comparison) -> Tile:
     low, high = main.share_faster_interval
     note = f"slower: {percent(main.share_slower * 100, signed=False)}"
     if finite(low) is not None and finite(high) is not None:
         note = f"{main.confidence:.0%} interval: {low * 100:.1f} to {percent(high * 100, signed=False)}; {note}"
     known = not math.isnan(main.share_faster + main.share_slower)
+    of = f"with {role_words(main.candidate)} " if _is_rejected(results, main) else ""
     return Tile(
-        f"Requests faster than with {role_words(main.reference)}",
+        f"Requests faster {of}than with {role_words(main.reference)}",
         percent(main.share_faster * 100, signed=False),
         "of them",
         note,

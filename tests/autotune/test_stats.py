@@ -378,6 +378,7 @@ def test_costs_name_what_is_clearly_worse_and_words_carry_no_double_negative() -
         "mean TPOT 20.0 % worse (95% interval 18.0 to 22.0 %)",
         "regime λ=2: mean end-to-end latency 20.0 % worse (95% interval 18.0 to 22.0 %)",
     ]
+    assert choose.costs(found, ["mean_latency_s"], min_gain_pct=20.5) == [], "less than a gain that is worth having"
     assert choose.change(none, 0.95) == "1.0 % worse (95% interval 2.0 % worse to 1.0 % better)"
 
 

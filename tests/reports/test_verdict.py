@@ -344,7 +344,35 @@ def test_what_stays_gains_nothing_over_itself():
 def test_costs_follow_what_is_exported(study):
     """The paper default is kept although the tuned setting is clearly better in one metric: that is its cost."""
     kept = with_effects(odd_studies.kept(), 0, {**gain(0.2), TPOT: effect(20.0, 18.0, 22.0)})
-    assert any(line.startswith("Against the tuned setting: mean TPOT 25.0 % higher") for line in verdict.costs(kept))
+    line = next(line for line in verdict.costs(kept) if "against the tuned setting" in line)
+    assert line.startswith("The paper default against the tuned setting: mean TPOT 25.0 % higher")
+
+
+def test_what_is_said_of_a_tuned_setting_that_is_not_exported_names_it():
+    head = verdict.headline(odd_studies.kept())
+    assert head.detail.startswith("The tuned setting, not exported, against the paper default: mean ")
+    labels = [tile.label for tile in head.tiles]
+    assert labels[0] == "Mean end-to-end latency of the tuned setting against the paper default"
+    assert labels[-1] == "Requests faster with the tuned setting than with the paper default"
+
+
+def test_what_is_smaller_than_the_least_gain_that_counts_is_neither_a_gain_nor_a_cost(study):
+    small = {
+        "mean_ttft_s": effect(0.4, 0.2, 0.6),
+        TPOT: effect(-0.5, -0.7, -0.3),
+        "p95_latency_s": effect(0.5, 0.3, 0.7),
+    }
+    changed = with_effects(study, 0, gain(8.0) | small, {"λ=1": {TPOT: effect(-0.6, -0.8, -0.4)}, "λ=2": gain(8.0)})
+    changed = with_effects(changed, 1, {MEAN: effect(-0.1, -0.2, -0.05), "makespan_s": effect(-0.1, -0.2, -0.05)})
+    head = verdict.headline(changed)
+    assert head.gains == ("Against the paper default: mean latency 8.0 % lower.",)
+    assert head.costs == ()
+    assert head.unclear == (
+        "P95 latency against the paper default: less than the 1 % that counts (0.5 % lower; 95% interval 0.3 to 0.7 % lower).",
+    )
+    assert len(head.tiles) == 4, "nor is there a tile for it"
+    finer = changed.model_copy(update={"provenance": {"study": {"min_gain_pct": 0.5}}})
+    assert verdict.costs(finer) == ("Against the paper default: mean TPOT 0.5 % higher.",)
 
 
 def test_no_sentence_of_the_headline_needs_two_signs_to_be_read(study):
