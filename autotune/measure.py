@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from math import nan
 from statistics import fmean
 from typing import Final
 
@@ -78,19 +79,20 @@ class Measurement:
 
     def again(self, folder: str, params: PolicyParams, repeat: int) -> Outcome:
         """`params` measured once more on all tuning traces, or what an earlier process kept of that under `folder`."""
-        found = self.run.load_trial(folder, params) or self._measure(folder, params, self.base, repeat)
+        found = self._kept(folder, params) or self._measure(folder, params, self.base, repeat)
         self._again.append((params, found))
         return found
 
     def averaged(self, outcomes: Sequence[Outcome]) -> Outcome:
         """Complete measurements of one setting as one: means of their metrics, and objectives of these."""
         regimes = {
-            regime: {name: fmean(o.regimes[regime][name] for o in outcomes) for name in values}
+            regime: {name: fmean(o.regimes[regime].get(name, nan) for o in outcomes) for name in values}
             for regime, values in outcomes[0].regimes.items()
         }
         by_trace = {
             trace: {name: fmean(o.by_trace[trace][name] for o in outcomes) for name in values}
             for trace, values in outcomes[0].by_trace.items()
+            if all(trace in o.by_trace for o in outcomes)
         }
         return replace(
             outcomes[0],
@@ -102,7 +104,7 @@ class Measurement:
 
     def remembered(self, folder: str, params: PolicyParams) -> Outcome:
         """As `outcome`, or what an earlier process kept under `folder`."""
-        return self.run.load_trial(folder, params) or self.outcome(folder, params)
+        return self._kept(folder, params) or self.outcome(folder, params)
 
     def drift(self, after_trial: int) -> DriftPoint:
         """The reference measured once more: its preferred objective's ratio to the first measurement, in per cent."""
@@ -116,7 +118,7 @@ class Measurement:
 
     def _reference(self, *, anew: bool = False) -> Outcome:
         folder, reference = "references/reference", self.plan.reference
-        found = None if anew else self.run.load_trial(folder, reference)
+        found = None if anew else self._kept(folder, reference)
         if found is None or found.reason is not None:
             self.progress.begin("Measuring the reference", 1)
             found = self._measure(folder, reference, None)
@@ -124,6 +126,18 @@ class Measurement:
         if found.reason is not None:
             raise self._without_reference(found.reason)
         return found
+
+    def _kept(self, folder: str, params: PolicyParams) -> Outcome | None:
+        """What an earlier process kept of `params` under `folder`; None where it is not of all tuning traces."""
+        found = self.run.load_trial(folder, params)
+        if found is None or found.reason is not None:
+            return found
+        traces, wanted = self.plan.tuning, set(self.objectives)
+        means = [found.regimes.get(trace.regime, {}).get(name, nan) for trace in traces for name in wanted]
+        names = [found.by_trace.get(trace.name, {}).keys() for trace in traces] if found.by_trace else []
+        whole = found.objectives.keys() == wanted and all(mean > 0 for mean in means)
+        whole = whole and all(wanted <= known for known in names)  # earlier releases kept nothing by trace
+        return found if whole else None
 
     def _without_reference(self, reason: object) -> NoResult:
         return NoResult(f"the reference {self.plan.reference.label()} cannot be measured: {reason}")

@@ -26,7 +26,7 @@ from sqlalchemy.exc import SQLAlchemyError  # Optuna's storage is built on it an
 
 from autotune import interrupt
 from autotune.aggregate import RegimeMeans
-from autotune.results import Arm
+from autotune.results import Arm, ClientLateness
 from ppas_core.errors import InvalidInput, NoResult
 from ppas_core.plain_json import finite
 from ppas_core.policy import PolicyParams
@@ -85,9 +85,26 @@ class Outcome:
             found = cls(**{**data, **tables, "objectives": objectives, "branch_steps": steps})
             if found.reason is None and not found.objectives:
                 raise ValueError("is no outcome of a trial: it has neither figures nor the reason of a failure")
+            _require_sane(found)
             return found
-        except (TypeError, KeyError, AttributeError) as error:
+        except (TypeError, KeyError, AttributeError, OverflowError) as error:
             raise ValueError(f"is no outcome of a trial: {error!r}") from None
+
+
+def _require_sane(found: Outcome) -> None:
+    """Raises TypeError or ValueError where a value is of another kind than a trial's."""
+    shares = [share for share in (found.cached_share, found.server_memory_bytes) if share is not None]
+    fine = (
+        all(word is None or isinstance(word, str) for word in (found.reason, found.stopped))
+        and all(math.isfinite(value) and value > 0 for value in found.objectives.values())
+        and all(math.isfinite(number) for number in (found.duration_s, found.starting_s, *shares))
+        and isinstance(found.measurements, int)
+        and found.measurements >= 1
+    )
+    if not fine:
+        raise ValueError("is no outcome of a trial: a figure of it is none")
+    if found.client is not None:
+        ClientLateness.model_validate(found.client)
 
 
 def _numbers(table: Any) -> dict[str, dict[str, float]]:

@@ -184,20 +184,29 @@ def keep(folder: Path, infos: Sequence[NoiseInfo], runs: Runs) -> None:
 
 
 def kept(folder: Path, preferred: Sequence[str], num_traces: int) -> tuple[list[NoiseInfo], Runs] | None:
-    """What `keep` wrote; None where there is nothing of these metrics. Without its runs where those cannot be read."""
+    """What `keep` wrote: its runs, or what was found from them where they cannot be read; None where neither is of use.
+
+    The runs say more: what is preferred, and what gain is worth having, may have changed since.
+    """
+    runs = _kept_runs(folder, num_traces)
+    if all(name in runs and np.all(runs[name] > 0) for name in preferred):
+        return [], runs
     try:
         infos = [NoiseInfo.model_validate(entry) for entry in load_json((folder / FILE).read_bytes())]
     except (OSError, ValueError, TypeError):
         return None
-    if [info.metric for info in infos] != list(preferred):
-        return None
+    return (infos, {}) if [info.metric for info in infos] == list(preferred) else None
+
+
+def _kept_runs(folder: Path, num_traces: int) -> Runs:
+    """The A/A test; empty where it cannot be read, or is not of as many traces."""
     try:
         data = load_json((folder / _RUNS_FILE).read_bytes())
         runs = {str(metric): np.array(rows, dtype=np.float64) for metric, rows in data.items()}  # null becomes NaN
-    except (OSError, ValueError, TypeError, AttributeError):
-        return infos, {}
-    whole = all(rows.ndim == 2 and rows.shape[1] == num_traces for rows in runs.values())
-    return infos, runs if whole and set(preferred) <= runs.keys() else {}
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError):
+        return {}
+    whole = all(rows.ndim == 2 and len(rows) > 1 and rows.shape[1] == num_traces for rows in runs.values())
+    return runs if whole and not any(np.isinf(rows).any() for rows in runs.values()) else {}
 
 
 def _key(params: PolicyParams, acted: set[Behaviour | None]) -> object:

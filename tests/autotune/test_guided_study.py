@@ -1,5 +1,7 @@
 """What a study does beyond searching: it races, measures its best again, and judges the pick at other rates."""
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -7,13 +9,15 @@ import pytest
 from hand_made import records
 from small_study import small
 
-from autotune import provenance
+from autotune import provenance, stages
 from autotune.metrics import NO_LIMITS, Limits
 from autotune.plan import make_plan
+from autotune.progress import Silent
 from autotune.records import Origin, Replay
 from autotune.results import StudyResults
 from autotune.robustness import regimes_at, saturated_regimes, still_growing
 from autotune.runfolder import RunFolder
+from autotune.study import Outcome
 from autotune.tune import tune
 from ppas_core.defaults import published
 from ppas_core.policy import PolicyParams
@@ -31,6 +35,17 @@ def noisy(tmp_path_factory: pytest.TempPathFactory) -> tuple[StudyResults, Path]
         space={"preset": "ppas", "b_max": {"low": 512, "high": 16384}, "b_cap": {"low": 64, "high": 16384, "step": 64}},
     )
     return tune(make_plan(spec), path), path
+
+
+FEW = small(noise_sigma=0.1, trials=1)
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs") / "few"
+    tune(make_plan(FEW), path)
+    assert list(path.glob("confirmed/*"))
+    return path
 
 
 def test_a_setting_with_a_certain_deficit_is_stopped_before_its_last_trace(noisy: tuple[StudyResults, Path]) -> None:
@@ -198,6 +213,69 @@ def test_a_damaged_noise_file_is_measured_again(tmp_path: Path, damage: str) -> 
     first = tune(make_plan(spec), tmp_path / "run")
     (tmp_path / "run/references/noise.json").write_text(damage)
     assert tune(make_plan(spec), tmp_path / "run").noise == first.noise
+
+
+@pytest.mark.parametrize("damage", ["x", "short", "null in it", "0 in it"])
+def test_a_study_goes_on_where_the_values_of_the_noise_measurement_are_damaged(
+    tmp_path: Path, few: Path, damage: str
+) -> None:
+    shutil.copytree(few, tmp_path / "run")
+    file = tmp_path / "run/references/noise-runs.json"
+    runs = json.loads(file.read_text())
+    if damage == "short":
+        runs = {metric: rows[:1] for metric, rows in runs.items()}
+    elif damage.endswith(" in it"):
+        runs["mean_latency_s"][0][0] = json.loads(damage.split()[0])
+    file.write_text("x" if damage == "x" else json.dumps(runs))
+    (noise,) = tune(make_plan(FEW), tmp_path / "run").noise
+    assert 0.1 < noise.visible_pct < 50
+
+
+def test_what_is_preferred_and_what_is_worth_having_change_without_another_measurement_of_the_noise(
+    tmp_path: Path, few: Path
+) -> None:
+    class Stages(Silent):
+        def begin(self, stage: str, total: int, done: int = 0) -> None:
+            seen.append(stage)
+
+    seen: list[str] = []
+    shutil.copytree(few, tmp_path / "run")
+    before = StudyResults.load(tmp_path / "run/results.json")
+    for changed in ({"min_gain_pct": 0.1}, {"prefer": "p95"}):
+        after = tune(make_plan(FEW.model_copy(update=changed)), tmp_path / "run", Stages())
+        assert stages.SEARCH in seen
+        assert stages.NOISE not in seen
+        if "prefer" in changed:
+            assert [entry.metric for entry in after.noise] == ["p95_latency_s"]
+        else:
+            assert after.noise[0].repeats > before.noise[0].repeats
+
+
+@pytest.mark.parametrize("damage", [{"regimes": {}}, {"by_trace": {"a": {}}}, {"duration_s": 10**400}])
+@pytest.mark.parametrize("which", ["confirmed/*", "references/reference"])
+def test_a_damaged_measurement_is_measured_again(
+    tmp_path: Path, few: Path, which: str, damage: dict[str, object]
+) -> None:
+    shutil.copytree(few, tmp_path / "run")
+    file = min((tmp_path / "run").glob(f"{which}/metrics.json"))
+    file.write_text(json.dumps({**json.loads(file.read_text()), **damage}))
+    before = StudyResults.load(tmp_path / "run/results.json")
+    again = tune(make_plan(FEW), tmp_path / "run")
+    assert [trial.objectives for trial in again.trials] == [trial.objectives for trial in before.trials]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"objectives": {"mean_latency_s": 0.0}}, {"duration_s": "x"}, {"starting_s": float("inf")}, {"measurements": 0},
+        {"client": {"a": 1}}, {"reason": 1}, {"cached_share": "x"}, {"by_trace": {"a": {"mean_latency_s": 10**400}}},
+    ],
+)  # fmt: skip
+def test_an_outcome_with_a_value_of_another_kind_is_refused(damage: dict[str, object]) -> None:
+    good = Outcome({"mean_latency_s": 1.0}, {}, {}, 1.0).to_dict()
+    assert Outcome.from_dict(good).to_dict() == good
+    with pytest.raises(ValueError, match=r"no outcome of a trial|validation error"):
+        Outcome.from_dict({**good, **damage})
 
 
 def test_secrets_among_the_servers_flags_stay_out_of_the_results() -> None:
