@@ -22,6 +22,7 @@ from reports.views import (
     ImportanceView,
     SliceView,
     TrialPoint,
+    stopped_words,
 )
 
 ARMS: Final = {
@@ -410,7 +411,7 @@ def _trial_hover(point: TrialPoint, arm: str, odds: Odds) -> str:
     if trial.measurements > 1:
         lines.append(f"measured {trial.measurements} times, averaged")
     if trial.state == "stopped":
-        lines.append(f"stopped early: {plotly_text(trial.reason or 'no reason recorded', 160)}")
+        lines.append(plotly_text(stopped_words(trial), 160))
     if trial.on_front:
         lines.append("on the Pareto front")
     if trial.number in odds.chance:

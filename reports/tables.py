@@ -206,7 +206,7 @@ def trials_table(results: StudyResults, odds: Odds) -> Table:
         known = views.gains(trial)
         values = [_gain_cell(trial, m, known.get(m), odds) for m in objectives]
         if trial.state == "stopped" and values:
-            values[0] = replace(values[0], note=f"stopped: {cleaned(trial.reason or 'no reason recorded', 300)}")
+            values[0] = replace(values[0], note=cleaned(views.stopped_words(trial), 300))
         if trial.state == "failed":
             values[0] = Cell("failed", None, "text", "bad", cleaned(trial.reason or "no reason recorded", 300))
         capped = _capped(trial)

@@ -170,6 +170,12 @@ def gains(trial: Trial) -> dict[str, float]:
     return {name: gain for name, ratio in trial.objectives.items() if (gain := gain_pct(ratio)) is not None}
 
 
+def stopped_words(trial: Trial) -> str:
+    """That a trial was stopped, and why, for people; a reason that says so itself is no reason to say it twice."""
+    reason = trial.reason or "no reason recorded"
+    return reason if reason.startswith("stopped") else f"stopped: {reason}"
+
+
 def front(results: StudyResults, x_metric: str | None, y_metric: str) -> FrontView | Missing:
     """The trials over the objectives `x_metric` (None: the trial number) and `y_metric`."""
     points = [

@@ -10,7 +10,7 @@ import pytest
 import sample_study
 
 from autotune.results import Effect, StudyResults
-from reports import pairs, panels, plane, roles, views
+from reports import pairs, panels, plane, roles, tables, views
 from reports.odds import Odds
 from reports.roles import BEST_STATIC, PAPER_DEFAULT
 from reports.views import Missing
@@ -230,3 +230,17 @@ def test_bars_stand_for_the_noise_that_is_known_in_one_objective_alone_and_nothi
     bare = panels.all_panels(study, Odds())["front"]
     assert not any("95%" in trace.name for trace in bare.variants["0-0"].data)
     assert not re.search("Ellipses|Bars", bare.caption)
+
+
+def test_a_reason_that_says_that_the_trial_was_stopped_is_not_headed_by_the_same_word(study):
+    reason = "stopped after 3 of 8 traces: certainly behind the best setting"
+    first = next(trial for trial in study.trials if trial.state == "ok" and trial.arm == "search")
+
+    def shown(said: str) -> str:
+        stopped = first.model_copy(update={"state": "stopped", "reason": said})
+        trials = [stopped if trial is first else trial for trial in study.trials]
+        rows = tables.trials_table(study.model_copy(update={"trials": trials}), Odds()).rows
+        return next(row for row in rows if row[0].text == str(first.number))[3].note
+
+    assert shown(reason) == reason
+    assert shown("behind by 9 %") == "stopped: behind by 9 %"
