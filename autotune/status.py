@@ -83,7 +83,8 @@ class RunStatus:
 
     stage, stage_done, stage_total, note: what the process that works there last said; empty where none ever did.
     trials_total: settings of the search, None where that is not known yet.
-    best: of the trials so far; the best of many is flattered. outcome: of a finished study, else None.
+    best: of the trials so far; the best of many is flattered. best_is_reference: whether it is the reference.
+    outcome: of a finished study, else None.
     failures: reason to number of trials. trials_stopped: given up before their last trace.
     eta_s: seconds to the end of the run, stage_eta_s: of the stage; from measured durations, and of stages to come from the
     plan; None where that is not known.
@@ -102,6 +103,7 @@ class RunStatus:
     trials_done: int
     trials_total: int | None
     best: TrialLine | None
+    best_is_reference: bool
     outcome: Conclusion | None
     failures: dict[str, int]
     trials_stopped: int
@@ -171,6 +173,7 @@ class Watch:
             trials_done=len(trials),
             trials_total=total,
             best=best,
+            best_is_reference=self._is_reference(best),
             outcome=self._outcome(state),
             failures=dict(Counter(line.reason for line in trials if line.reason is not None).most_common()),
             trials_stopped=sum(line.stopped is not None for line in trials),
@@ -178,7 +181,7 @@ class Watch:
             eta_s=self._eta_s(beat, stages, stage_eta_s, trials) if state == "running" else None,
             started_at=beat.get("started_at"),
             updated_s_ago=_seconds_since(beat),
-            verdict=self._verdict(state, best),
+            verdict=self._verdict(state, best, len([*trials, *known])),
             trials=trials,
         )
 
@@ -285,11 +288,19 @@ class Watch:
         tuning = tuning or files * len(spec.tuning_seeds) // (len(spec.tuning_seeds) + len(spec.held_out_seeds)) or 1
         return tuning, max(1, files - tuning)
 
-    def _verdict(self, state: RunState, best: TrialLine | None) -> str:
+    def _is_reference(self, line: TrialLine | None) -> bool:
+        reference = self._line("references/reference")
+        return line is not None and reference is not None and line.label == reference.label
+
+    def _verdict(self, state: RunState, best: TrialLine | None, measured: int) -> str:
         if state == "finished" and isinstance(results := self._read_results(), StudyResults) and results.comparisons:
             return results.comparisons[0].sentence
         if best is None or best.gain_pct is None:
             return _NO_RESULT_YET
+        if self._is_reference(best):
+            if measured == 1:
+                return "nothing but the reference measured yet"
+            return "nothing ahead of the reference so far; on tuning traces, held-out traces decide"
         bound, what = self.spec.min_gain_pct, "min_gain_pct"
         if (visible := self._visible_pct()) is not None and visible > bound:
             bound, what = visible, "what the noise lets one see"

@@ -93,7 +93,7 @@ def reports_errors(command: Callable[P, R]) -> Callable[P, R]:
             raise _failed(str(error), BAD_INPUT if isinstance(error, InvalidInput) else NO_RESULT) from None
         except KeyboardInterrupt:
             try:
-                err.print("Interrupted. Every finished trial is kept; the same command goes on from there.")
+                err.print("Interrupted. What was finished is kept; the same command goes on from there.")
             except OSError:  # the terminal is gone, which was the interrupt
                 streams.discard(sys.stderr)
             raise typer.Exit(INTERRUPTED) from None
@@ -247,5 +247,8 @@ class Bar:
             took_s = self._pace.elapsed_s
             if self._note or took_s >= 1:
                 took = duration(took_s) if took_s >= 1 else "under 1 s"
-                err.print(escape(f"{self._stage}: done in {took}{f' ({self._note})' if self._note else ''}"))
+                ended = f"done in {took}"
+                if 0 < self._pace.done < self._pace.total:
+                    ended = f"stopped at {self._pace.done} of {self._pace.total} after {took}"
+                err.print(escape(f"{self._stage}: {ended}{f' ({self._note})' if self._note else ''}"))
         self._is_open = False

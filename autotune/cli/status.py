@@ -99,7 +99,8 @@ def _lines(found: RunStatus) -> list[tuple[str, str]]:
         lines.append(("stage", escape(f"{found.stage} {_count(found.stage_done, found.stage_total)}")))
     lines.append(("trials", _count(found.trials_done, found.trials_total)))
     if found.best is not None and found.outcome is None:
-        lines.append(("best", escape(f"{found.best.label} {_gains(found.best)} ({found.best.folder})")))
+        gains = "the reference itself" if found.best_is_reference else _gains(found.best)
+        lines.append(("best", escape(f"{found.best.label} {gains} ({found.best.folder})")))
     lines.append(("verdict", escape(found.verdict)))
     if found.outcome is not None:
         if found.outcome.by_load is not None:
@@ -117,7 +118,8 @@ def _lines(found: RunStatus) -> list[tuple[str, str]]:
     if not found.is_over:
         lines.append(("ETA", _eta(found)))
     elif found.state != "finished":
-        lines.append(("next", "give the same `ppas tune` command again: every finished trial is kept"))
+        kept = "every finished trial is kept" if found.trials_done else "no trial is finished yet"
+        lines.append(("next", f"give the same `ppas tune` command again: {kept}"))
     if found.updated_s_ago is not None:
         lines.append(("updated", f"{console.duration(found.updated_s_ago)} ago"))
     return lines

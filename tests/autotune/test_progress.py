@@ -56,10 +56,15 @@ def test_without_a_terminal_a_stage_ends_with_the_time_that_it_took_and_never_wi
         bar.end()
     bar.begin("Nothing to do", 0)
     bar.end()
+    bar.begin("Searching", 307, 50)
+    clock.now += 3
+    bar.advance("best so far")
+    bar.end()
     assert [line for line in capsys.readouterr().err.splitlines() if "steps" not in line] == [
         "Calibrating: 1 of 2, about 2 min 06 s left, a check",
         "Calibrating: done in 4 min 12 s (a check)",
         "Mapping: done in 8 s",
+        "Searching: stopped at 51 of 307 after 3 s (best so far)",
     ]
 
 

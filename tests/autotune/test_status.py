@@ -105,7 +105,7 @@ def test_ctrl_c_leaves_top_with_130_and_the_study_goes_on(running: tuple[Path, s
     run, process = running
     code, screen = on_a_terminal(["top", str(run)], [("q to leave", b"\x03")])
     assert (code, process.poll()) == (130, None)
-    assert "Every finished trial" not in screen
+    assert "Interrupted" not in screen
 
 
 def test_a_study_that_was_interrupted_or_killed_says_so_and_what_to_do(
@@ -372,6 +372,24 @@ def test_a_sweep_has_a_status_as_well(tmp_path: Path, monkeypatch: pytest.Monkey
     assert CliRunner().invoke(app, ["sweep", str(write_study(tmp_path)), "-q"]).exit_code == 0
     found = status_of(Path("runs/small"))
     assert (found.state, found.stage, found.stage_done, found.stage_total) == ("finished", "Sweeping", 4, 4)
+
+
+def test_before_any_trial_the_reference_is_no_gain_and_no_finished_trial_is_spoken_of(
+    finished_run: Path, tmp_path: Path
+) -> None:
+    run = copy(finished_run, tmp_path)
+    for left in ("trials", "results.json"):
+        (shutil.rmtree if left == "trials" else Path.unlink)(run / left)
+    for other in (run / "references").iterdir():
+        if other.name != "reference":
+            (shutil.rmtree if other.is_dir() else Path.unlink)(other)
+    set_beat(run, state="interrupted")
+    assert status_of(run).best_is_reference
+    shown = CliRunner().invoke(app, ["status", str(run)]).output
+    assert re.search(r"^best      2/.* the reference itself \(references/reference\)$", shown, re.MULTILINE), shown
+    assert "verdict   nothing but the reference measured yet\n" in shown
+    assert "give the same `ppas tune` command again: no trial is finished yet\n" in shown
+    assert "%" not in shown
 
 
 def test_what_is_no_run_folder_is_refused(tmp_path: Path) -> None:
