@@ -98,8 +98,8 @@ def choose(
     base = candidates[reference]
     allowed = [i for i, c in enumerate(candidates) if i == reference or not _harmed(c, base, preferred, protect)]
     scores = {i: score(candidates[i].objectives, preferred) for i in allowed}
-    again = [i for i in allowed if candidates[i].measurements > 1]
-    rivals = list({reference, *again}) if again else allowed
+    again = [i for i in allowed if i != reference and candidates[i].measurements > 1]
+    rivals = [reference, *again] if again else allowed
     best = min(scores[i] for i in rivals)
     ties = [i for i in rivals if scores[i] <= best * (1 + tie_pct / 100)]
     label = " and ".join(metrics.metric(name).label for name in preferred)

@@ -16,8 +16,8 @@ def confirm(study: Measurement, trials: Sequence[SearchTrial]) -> list[SearchTri
     """`trials`, with those near the best measured again as often as the noise asks for, and averaged.
 
     `autotune.choose` picks from these alone: averaged they fall back to what they are worth, and would else lose to the
-    luckiest of those measured once. Near is what the noise does not tell from the best one. The reference was repeated to
-    learn the noise, and stays. Nothing is repeated where measurements do not vary. A repeat that fails is left out.
+    luckiest of those measured once. Near is what the noise does not tell from the best one. The reference is the mean of its
+    own repeats already. Nothing is repeated where measurements do not vary. A repeat that fails is left out.
     """
     found = list(trials)
     if not study.noise:

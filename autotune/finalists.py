@@ -14,12 +14,14 @@ from autotune.compare import compare_settings
 from autotune.export import write_vllm_config
 from autotune.live import LiveEvaluator
 from autotune.measure import Measurement
+from autotune.noise import half_width
 from autotune.plan import static_like
+from autotune.race import in_turn
 from autotune.records import Origin, Replay
 from autotune.replay.kept import keep_replay, read_replay
 from autotune.results import ColdCheck, Comparison
 from autotune.runfolder import folder_name
-from autotune.study_noise import noisier
+from autotune.study_noise import per_regime
 from ppas_core.errors import InvalidInput, NoResult, PpasError
 from ppas_core.files import write_atomically
 from ppas_core.plain_json import dump_json, load_json
@@ -117,15 +119,16 @@ def check_cold(study: Measurement, exported: PolicyParams, hot: Sequence[Replay]
     if not isinstance(evaluator, LiveEvaluator) or server is None or server.url or not server.cold_check:
         return None
     config = write_vllm_config(exported, study.run.path / "servers" / "exported.yaml", server.flags)
-    traces = plan.held_out[:_COLD_TRACES]
+    places = cold_places(plan.held_out)
     metric = study.preferred[0]
     folder = _kept_folder(study, "cold", [exported])
-    study.progress.begin(stages.COLD, len(traces))
+    study.progress.begin(stages.COLD, len(places))
     cold: list[Replay] = []
     try:
         with contextlib.ExitStack() as stack:
             replay: _Replays | None = None
-            for number, trace in enumerate(traces):
+            for number in places:
+                trace = plan.held_out[number]
                 found = read_replay(_kept_file(folder, number, exported), exported, trace)
                 if found is None:
                     replay = replay or stack.enter_context(evaluator.cold(config))
@@ -133,11 +136,17 @@ def check_cold(study: Measurement, exported: PolicyParams, hot: Sequence[Replay]
                 cold.append(found)
                 study.progress.advance(trace.name)
         study.run.save_requests("finalists/cold", cold)
-        return cold_against_hot(metric, cold, hot[: len(traces)], study)
+        return cold_against_hot(metric, cold, [hot[place] for place in places], study)
     except NoResult as error:
         return ColdCheck(metric=metric, num_traces=len(cold), change_pct=None, reason=str(error))
     finally:
         study.progress.end()
+
+
+def cold_places(held_out: Sequence[Trace]) -> list[int]:
+    """Places of the held-out traces that the cold server gets: of each regime in turn."""
+    regimes = [trace.regime for trace in held_out]
+    return sorted(in_turn(range(len(regimes)), regimes)[:_COLD_TRACES])
 
 
 def cold_against_hot(metric: str, cold: Sequence[Replay], hot: Sequence[Replay], study: Measurement) -> ColdCheck:
@@ -151,7 +160,7 @@ def cold_against_hot(metric: str, cold: Sequence[Replay], hot: Sequence[Replay],
     reason = f"{metrics.metric(metric).label} on the cold server is {abs(change_pct):.1f} % "
     reason += "above hot" if change_pct > 0 else "below hot"
     noise = None if study.study_noise is None else study.study_noise.of(metric)
-    noise_pct = None if noise is None else noise.visible_pct * noisier(cold, study.plan.tuning)
+    noise_pct = None if noise is None else 100 * half_width(noise, per_regime(cold), study.plan.spec.confidence)
     if noise_pct is not None:
         size = "more" if abs(change_pct) > noise_pct else "no more"
         reason += f", {size} than the noise explains ({noise_pct:.1f} %)"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import nan
 from statistics import fmean
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,16 @@ from ppas_core.errors import NoResult, PpasError
 from ppas_core.policy import PolicyParams
 from traces.format import Trace
 
+
+class _NoiseTest(NamedTuple):
+    """An A/A test. runs: its values. load: of the machine meanwhile, in words. repeats: the reference, again and again."""
+
+    found: StudyNoise
+    runs: study_noise.Runs
+    load: str
+    repeats: list[Outcome]
+
+
 _FAILED_IN_A_ROW: Final = 4
 """Settings of a live study that may fail one after the other before the reference is asked whether it is their doing."""
 
@@ -35,8 +45,9 @@ _FAILED_IN_A_ROW: Final = 4
 class Measurement:
     """What a study has measured so far, and how it measures on.
 
-    base: the reference on the tuning traces; every objective is a ratio to it. study_noise: the A/A measurement, None where
-    measurements do not vary. Both are taken from the run folder when an earlier process measured them.
+    base: the reference on the tuning traces, where measurements vary the mean of all of the A/A test; every objective is a
+    ratio to it. study_noise: that test, None where measurements do not vary. Both are taken from the run folder when an
+    earlier process measured them.
     Raises NoResult when the reference cannot be measured, or nothing could be told from noise: nothing could be said of
     any other setting.
     """
@@ -231,34 +242,47 @@ class Measurement:
         plan, folder = self.plan, self.run.path / "references"
         if (known := study_noise.kept(folder, self.preferred, len(plan.tuning))) is not None:
             return StudyNoise(plan, self.preferred, self.base.branch_steps, known[1], known[0])
-        found, runs, load = self._measure_noise()
-        if self._is_too_noisy(found):
+        test = self._measure_noise()
+        if self._is_too_noisy(test.found):
             self._say("the noise is measured once more, and the reference with it where nothing else was measured yet")
             if not (self.run.path / "trials").exists():
                 self.base = self._reference(anew=True)
-            found, runs, load = self._measure_noise()
-        if self._is_too_noisy(found):
+            test = self._measure_noise()
+        if self._is_too_noisy(test.found):
             if not (self.run.path / "trials").exists():
                 self.run.forget_trial("references/reference")
             stop = NoResult(
-                f"measurements vary so much here that no gain below {_visible_pct(found):.0f} % could be seen, above the "
-                f"bound of {plan.spec.stop_at_noise_pct:g} % (stop_at_noise_pct in the study file), and {load}: nothing was "
-                "searched. End what else runs here, or take a quieter machine, longer traces or more held-out ones; then "
-                "give the same command again. `stop_at_noise_pct: null` goes on in spite of the noise"
+                f"measurements vary so much here that no gain below {_visible_pct(test.found):.0f} % could be seen, above "
+                f"the bound of {plan.spec.stop_at_noise_pct:g} % (stop_at_noise_pct in the study file), and {test.load}: "
+                "nothing was searched. End what else runs here, or take a quieter machine, longer traces or more held-out ones; "
+                "then give the same command again. `stop_at_noise_pct: null` goes on in spite of the noise"
             )
             stop.stops_study = True
             raise stop
-        study_noise.keep(folder, found.infos, runs)
-        return found
+        self._average_reference(test.repeats)
+        study_noise.keep(folder, test.found.infos, test.runs)
+        return test.found
 
-    def _measure_noise(self) -> tuple[StudyNoise, study_noise.Runs, str]:
-        """The A/A test, its values, and the machine's load meanwhile in words."""
+    def _average_reference(self, repeats: Sequence[Outcome]) -> None:
+        """Has the base be the mean of its first measurement and `repeats`: every ratio rests on it, and one may be off.
+
+        Not where trials were told already: their ratios rest on what it was.
+        """
+        if self.base.measurements == 1 and not (self.run.path / "trials").exists():
+            base = self.averaged([self.base, *repeats])
+            self.base = replace(base, objectives=dict.fromkeys(self.objectives, 1.0))
+            self.run.save_trial("references/reference", self.plan.reference, self.base, ())
+
+    def _measure_noise(self) -> _NoiseTest:
         plan, watch = self.plan, LoadWatch()
         self.progress.begin(stages.NOISE, NOISE_RUNS * len(plan.tuning) + 1)
         rows: dict[str, list[list[float]]] = {
-            name: [[self.base.by_trace[trace.name][name] for trace in plan.tuning]] if self.base.by_trace else []
+            name: [[self.base.by_trace[trace.name][name] for trace in plan.tuning]]
+            if self.base.by_trace and self.base.measurements == 1
+            else []
             for name in self.objectives
         }
+        repeats = []
         for repeat in range(1, NOISE_RUNS + 1):  # every trace once, then again: noise comes in bursts
             run = []
             for trace in plan.tuning:
@@ -267,6 +291,9 @@ class Measurement:
             for name in self.metrics:
                 values = [metrics.value(name, replay.requests, self.limits) for replay in run]
                 rows.setdefault(name, []).append(values)
+            means = aggregate.regime_means(run, self.metrics, self.limits)
+            by_trace = {replay.trace_name: self._values(replay) for replay in run}
+            repeats.append(replace(self.base, regimes=means, by_trace=by_trace))
         runs = {name: np.array(values) for name, values in rows.items()}
         found = StudyNoise(plan, self.preferred, self.base.branch_steps, runs)
         worst = max(found.infos, key=lambda entry: entry.visible_held_out_pct)
@@ -277,7 +304,7 @@ class Measurement:
             self._say(
                 f"note: measurements vary so much that no gain below {worst.visible_held_out_pct:.0f} % will be seen; {load}"
             )
-        return found, runs, load
+        return _NoiseTest(found, runs, load, repeats)
 
     def _reference_again(self, trace: Trace, repeat: int) -> Replay:
         """One more replay of the reference. Raises NoResult as its first measurement does, also when a request failed."""

@@ -427,6 +427,11 @@ class StudyResults(_Model):
     provenance: dict[str, Any]
 
     @property
+    def reference_measurements(self) -> int:
+        """How often the reference was measured before the search; what others are compared with is the mean."""
+        return next((trial.measurements for trial in self.trials if trial.number == self.reference_trial), 1)
+
+    @property
     def pick(self) -> Setting:
         """The tuned setting, as it was compared: the picked trial's, with the reference's value for what never acted."""
         compared = [setting.setting for setting in self.held_out if setting.role == "tuned"]

@@ -116,7 +116,7 @@ def _noise(
     if not known:
         return np.zeros(())
     single = np.array([known.get(metric, 0.0) ** 2 for metric in metrics])
-    variance = single + single / np.array([[trial.measurements] for trial in trials])
+    variance = single / trials[reference].measurements + single / np.array([[trial.measurements] for trial in trials])
     lacking = np.sqrt(np.maximum(0.0, variance - drawn.var(axis=0)))
     lacking[reference] = 0.0
     found: NDArray[np.float64] = np.random.default_rng(1).normal(size=drawn.shape) * lacking
@@ -155,7 +155,7 @@ def _share_on_front(drawn: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _from_noise(results: StudyResults) -> Odds | None:
-    """From the A/A measurement: what noise alone may put between a trial and the reference, which was measured once."""
+    """From the A/A measurement: what noise alone may put between a trial and the reference."""
     half = {
         entry.metric: student_quantile(entry.freedom or math.inf, (1 + CONFIDENCE) / 2) * pct / 100
         for entry in (*results.noise, *results.noise_beside)
@@ -164,7 +164,7 @@ def _from_noise(results: StudyResults) -> Odds | None:
     gain: dict[int, dict[str, Interval]] = {}
     for trial in results.trials:
         if trial.state == "ok" and trial.number != results.reference_trial:  # the reference is 0 by definition
-            both = math.sqrt(1 + 1 / trial.measurements)
+            both = math.sqrt(1 / results.reference_measurements + 1 / trial.measurements)
             gain[trial.number] = {
                 metric: (
                     100 * (1 - ratio * math.exp(both * half[metric])),

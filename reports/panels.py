@@ -352,13 +352,14 @@ def _drift(results: StudyResults) -> Panel:
     if isinstance(view, Missing):
         alt = view.reason
     else:
-        count = len(view.change_pct)
+        count, first = len(view.change_pct), results.reference_measurements
+        before = "its first measurement" if first == 1 else f"the mean of its {first} measurements before the search"
         caption = (
             f"The reference was measured again {'once' if count == 1 else f'{count:,} times'} during the search, in {label}; "
-            f"0 % is its first measurement, above it is worse. The last one was {better_or_worse(-view.change_pct[-1])}. "
+            f"0 % is {before}, above it is worse. The last one was {better_or_worse(-view.change_pct[-1])}. "
         )
         times = counted(len(view.change_pct), "further measurement")
-        alt = f"{times} of the reference: at most {percent(view.largest_pct, signed=False)} from the first."
+        alt = f"{times} of the reference: at most {percent(view.largest_pct, signed=False)} from {before}."
         if view.band_pct:
             within = sum(abs(change) <= view.band_pct for change in view.change_pct)
             caption += f"The band is what noise alone explains, {percent(view.band_pct, signed=False)} either way. "

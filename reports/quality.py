@@ -5,6 +5,7 @@ A simulated study without noise has nothing to say here: measuring it again give
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from autotune.records import Origin
@@ -60,7 +61,8 @@ def drift(results: StudyResults) -> DriftView | Missing:
             if not failed
             else f"The reference could not be measured again: {failed[0][1]}"
         )
-    band = max((noise.visible_pct for noise in results.noise), default=0.0)
+    alone = [noise.visible_pct if noise.alike_pct is None else noise.alike_pct for noise in results.noise]
+    band = max(alone, default=0.0) * math.sqrt((1 + 1 / results.reference_measurements) / 2)
     return DriftView(tuple(n for n, _ in known), tuple(v for _, v in known), failed, finite(band) or 0.0)
 
 
@@ -150,8 +152,8 @@ def cold_words(results: StudyResults) -> str:
     if (visible := finite(cold.noise_pct)) is not None:
         size = "more" if abs(cold.change_pct or 0.0) > visible else "no more"
         judged = (
-            f" That is {size} than noise explains: over so many traces a difference is found from "
-            f"{percent(visible, signed=False)} on."
+            f" That is {size} than noise explains, which alone stays below {percent(visible, signed=False)} over so many "
+            "traces."
         )
     return (
         f"{capitalised(metric_label(cold.metric))} on a server started cold with the exported file: {words}"

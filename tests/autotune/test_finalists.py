@@ -6,13 +6,14 @@ import pytest
 from hand_made import records
 from told_server import told_plan
 
-from autotune.finalists import FinalistFailed, cold_against_hot, replay_held_out
+from autotune.finalists import FinalistFailed, cold_against_hot, cold_places, replay_held_out
 from autotune.measure import Measurement
 from autotune.progress import Silent
 from autotune.records import Origin, Replay
 from autotune.runfolder import open_run
 from ppas_core.errors import NoResult
 from ppas_core.policy import PolicyParams
+from traces.generate import rag_bursts
 
 TUNED = PolicyParams(b_max=4096, b_cap=512)
 STATIC = PolicyParams.static(512)
@@ -45,6 +46,13 @@ def test_a_cold_server_is_said_to_be_above_or_below_in_the_metrics_own_terms_and
         "mean end-to-end latency on the cold server is 20.0 % below hot"
     )
     assert [check.change_pct for check in found.values()] == pytest.approx([20.0, -25.0, 25.0, -20.0])
+
+
+def test_the_cold_server_gets_traces_of_every_regime() -> None:
+    traces = [rag_bursts(rate, seed) for rate in (1.0, 2.0, 3.0) for seed in range(4)]
+    assert cold_places(traces) == [0, 1, 4, 8]
+    assert cold_places(traces[:8]) == [0, 1, 4, 5]
+    assert cold_places(traces[:2]) == [0, 1]
 
 
 def test_a_held_out_trace_that_a_kill_cut_short_is_replayed_anew_by_all_and_a_whole_one_is_read_back(

@@ -154,14 +154,17 @@ def test_a_live_study_shows_its_noise_its_drift_its_cold_start_and_its_failures(
     page, shown = odd("measured live")
     assert "From 5.1 % on, a difference in mean end-to-end latency on the held-out traces is more than" in page.text
     assert "over 6 tuning traces 4.20 % 1.70 % 5.20 % 6.90 % 5.10 % 4" in page.text
-    assert "2 further measurements of the reference: at most 8.4 % from the first. 1 within what noise" in page.text
+    assert (
+        "2 further measurements of the reference: at most 8.4 % from its first measurement. 1 within what noise"
+        in page.text
+    )
     assert "1 measurement failed; the first, after 16 trials: 2 of 40 requests failed: timeout." in page.text
     assert "on a server started cold with the exported file: 2.3 % higher than on the warm one" in page.text
     failed = [t for t in odd_studies.live().trials if t.state == "failed"]
     assert f"Failed trials: {len(failed)} of 28" in page.text
     assert list(shown["drift"].variants[""].data[0].y) == [0.0, 1.2, -8.4]
     # 6.9 % over the 6 tuning traces is 6.9 · √(6/4) = 8.5 % over the 4 traces of the cold server.
-    assert "That is no more than noise explains: over so many traces a difference is found from 8.5 % on." in page.text
+    assert "That is no more than noise explains, which alone stays below 8.5 % over so many traces." in page.text
     assert "Between two trials noise alone stays below 5.2 % (95%), so closer ones cannot be told apart." in page.text
     assert "P95 end-to-end latency noise not known" in page.text
 

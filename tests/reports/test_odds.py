@@ -166,7 +166,7 @@ def test_a_setting_that_was_measured_again_has_less_noise(study, traces):
         metric=MEAN, replay_pct=80, objective_pct=30.0, visible_pct=90, visible_held_out_pct=90, repeats=1, num_traces=6
     )
     kept = study.traces if traces == "several" else [t for t in study.traces if t.purpose == "held-out" or t.seed == 0]
-    often = [t.model_copy(update={"measurements": 4}) for t in study.trials]
+    often = [t if t.number == study.reference_trial else t.model_copy(update={"measurements": 4}) for t in study.trials]
     once = front_odds(study.model_copy(update={"noise": [noise], "traces": kept}))
     averaged = front_odds(study.model_copy(update={"noise": [noise], "traces": kept, "trials": often}))
     trial = next(t for t in study.trials if t.state == "ok" and t.arm == "search")
