@@ -366,7 +366,7 @@ def _place_words(view: LandscapeView, x: int, y: int, *, terse: bool) -> str:
 def _trials(
     points: Sequence[TrialPoint], x: Sequence[float], name: str, tint: str, symbol: str, odds: Odds
 ) -> dict[str, Any]:
-    on_front = [p.trial.on_front for p in points]
+    small, large = (12.0, 15.0) if symbol == "star" else (7.5, 10.5)  # a star covers half of what a circle does
     return {
         "x": [short(v) for v in x],
         "y": [short(p.y) for p in points],
@@ -377,9 +377,9 @@ def _trials(
         "marker": {
             "color": colour(tint),
             "symbol": symbol,
-            "size": [10.5 if f else 7.5 for f in on_front] if tint == "tuned" else 9.5,
+            "size": [large if p.trial.on_front else small for p in points] if tint == "tuned" else 9.5,
             "opacity": [_opacity(p, tint, odds) for p in points],
-            "line": {"color": colour("surface"), "width": 1},
+            "line": {"color": colour("surface"), "width": 0 if symbol == "star" else 1},
         },
     }
 
@@ -392,7 +392,7 @@ def _stopped(points: Sequence[TrialPoint], x: Sequence[float]) -> dict[str, Any]
 
 
 def _opacity(point: TrialPoint, tint: str, odds: Odds) -> float:
-    if tint not in ("tuned", "random"):
+    if tint not in ("tuned", "random") or point.trial.arm == "predicted":
         return 1.0
     if odds.chance and tint == "tuned":
         return round(0.22 + 0.78 * min(1.0, 2 * odds.chance.get(point.trial.number, 0.0)), 2)

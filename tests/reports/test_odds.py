@@ -186,6 +186,18 @@ def test_the_ellipse_is_as_wide_and_as_high_as_the_intervals(study):
     assert (min(ring.y), max(ring.y)) == pytest.approx((low_y, high_y), abs=0.01 * (high_y - low_y))
 
 
+def test_a_proposal_of_the_simulator_is_drawn_solid_however_seldom_it_is_on_the_front():
+    study = odd_studies.foretold()
+    trial = next(t for t in study.trials if t.arm == "predicted")
+    never = Odds(chance={t.number: 0.0 for t in study.trials})
+    drawn = {t.name: t for t in figures.front(views.front(study, MEAN, TAIL), never).data}
+    star, others = drawn["Proposed by the simulator"], drawn["Search"]
+    assert [entry[1] for entry in star.customdata] == [trial.number]
+    assert (list(star.marker.opacity), max(others.marker.opacity)) == ([1.0], 0.22)
+    assert min(star.marker.size) > max(others.marker.size)
+    assert star.marker.line.width == 0, "an outline in the page's colour eats up a small star"
+
+
 def test_a_stopped_trial_is_drawn_open_and_is_neither_a_best_so_far_nor_in_a_slice():
     study = odd_studies.foretold()
     stopped = next(t for t in study.trials if t.state == "stopped")
