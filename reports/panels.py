@@ -362,8 +362,13 @@ def _drift(results: StudyResults) -> Panel:
         alt = f"{times} of the reference: at most {percent(view.largest_pct, signed=False)} from {before}."
         if view.band_pct:
             within = sum(abs(change) <= view.band_pct for change in view.change_pct)
-            caption += f"The band is what noise alone explains, {percent(view.band_pct, signed=False)} either way. "
-            alt += f" {within} within what noise explains."
+            reach = f"{percent(view.band_pct, signed=False)} either way"
+            if all(noise.alike_pct is not None for noise in results.noise):
+                caption += f"The band is what noise alone explains, {reach}. "
+                alt += f" {within} within what noise explains."
+            else:  # results of an earlier version
+                caption += f"The band is the least change that is found, {reach}; noise alone explains less. "
+                alt += f" {within} too small to be found."
         if view.failed:
             after, reason = view.failed[0]
             caption += f"{counted(len(view.failed), 'measurement')} failed; the first, after {after} trials: {reason}. "

@@ -472,4 +472,13 @@ def test_the_drift_s_caption_counts_the_measurements_and_says_which_way_the_last
     assert "The last one was 8.3 % better" in once
     twice = panels.all_panels(odd_studies.live(drift=[point, point.model_copy(update={"change_pct": 3.0})]))["drift"]
     assert "measured again 2 times" in twice.caption
+    assert "The band is what noise alone explains, 5.2 % either way." in twice.caption
     assert "The last one was 3.0 % worse" in twice.caption
+
+
+def test_where_it_is_not_recorded_what_noise_alone_explains_the_drift_s_band_is_not_called_that():
+    earlier = [odd_studies.live().noise[0].model_copy(update={"alike_pct": None})]
+    panel = panels.all_panels(odd_studies.live(noise=earlier))["drift"]
+    assert "The band is the least change that is found, 6.9 % either way; noise alone explains less" in panel.caption
+    assert "2 further measurements of the reference" in panel.alt
+    assert panel.alt.endswith("1 too small to be found.")
