@@ -282,7 +282,9 @@ def _importance(results: StudyResults) -> Panel:
             for m, shares in view.shares.items()
         )
     )
-    caption = "" if isinstance(view, Missing) else f"Share of each knob in the variation, by {cleaned(view.method)}. "
+    caption = ""
+    if not isinstance(view, Missing):
+        caption = f"Share of each knob in the variation, by {cleaned(view.method)}. {_same_shares(view)}"
     return Panel(
         "importance",
         "Which knob matters",
@@ -292,6 +294,17 @@ def _importance(results: StudyResults) -> Panel:
         {"": drawn(view, figures.importance)},
         1 if missing else max(3, round(1.3 * len(view.knobs) + 0.5)),  # type: ignore[union-attr]
     )
+
+
+def _same_shares(view: views.ImportanceView) -> str:
+    """That objectives have the same shares, digit by digit, and why; nothing where none do."""
+    by_shares: dict[tuple[float, ...], list[str]] = {}
+    for metric, shares in view.shares.items():
+        by_shares.setdefault(tuple(round(100 * share, 1) for share in shares), []).append(metric_name(metric))
+    alike = next((names for names in by_shares.values() if len(names) > 1), None)
+    if alike is None or len(view.knobs) < 2:
+        return ""
+    return f"The shares for {' and '.join(map(cleaned, alike))} are the same, as the same trials are the better ones in each. "
 
 
 def _slices(results: StudyResults, odds: Odds) -> Panel:

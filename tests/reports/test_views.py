@@ -232,6 +232,17 @@ def test_bars_stand_for_the_noise_that_is_known_in_one_objective_alone_and_nothi
     assert not re.search("Ellipses|Bars", bare.caption)
 
 
+def test_objectives_for_which_the_knobs_have_the_same_shares_are_said_to_rest_on_the_same_trials(study):
+    def caption(**importance: dict[str, float]) -> str:
+        return panels.all_panels(study.model_copy(update={"importance": importance}), Odds())["importance"].caption
+
+    one, other = {"b_cap": 0.98429, "n_th": 0.01571}, {"b_cap": 0.98433, "n_th": 0.01567}
+    said = "The shares for mean latency and P95 latency are the same, as the same trials are the better ones in each."
+    assert said in caption(mean_latency_s=one, p95_latency_s=other)
+    assert "are the same" not in caption(mean_latency_s=one, p95_latency_s={"b_cap": 0.982, "n_th": 0.018})
+    assert "are the same" not in caption(mean_latency_s={"b_cap": 1.0}, p95_latency_s={"b_cap": 1.0})
+
+
 def test_a_reason_that_says_that_the_trial_was_stopped_is_not_headed_by_the_same_word(study):
     reason = "stopped after 3 of 8 traces: certainly behind the best setting"
     first = next(trial for trial in study.trials if trial.state == "ok" and trial.arm == "search")
