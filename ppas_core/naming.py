@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from typing import Final
+
+_FEW: Final = 6
+"""Names that are listed even where one of them was probably meant."""
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
@@ -14,8 +18,13 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """The end of an error message: the nearest name as a question, then all names. Starts with a semicolon."""
+    """The end of an error message: the nearest name as a question, or all names; both where these are few.
+
+    Starts with a semicolon.
+    """
     names = list(known)
     guess = nearest(word, names)
-    question = f"; did you mean {guess!r}?" if guess is not None else ";"
-    return f"{question} allowed: {', '.join(names)}"
+    allowed = f"allowed: {', '.join(names)}"
+    if guess is None:
+        return f"; {allowed}"
+    return f"; did you mean {guess!r}?{f' {allowed}' if len(names) <= _FEW else ''}"
