@@ -154,8 +154,9 @@ def open_run(path: Path, plan: Plan) -> Iterator[RunFolder]:
     InvalidInput, touching nothing, when `path` holds something else or another study, or is in use.
     """
     wanted = identity(plan)
-    if os.path.exists(path):
-        _make_way(path, wanted)
+    if os.path.exists(path) and _gives_way(path, wanted):
+        with _locked(path):
+            _remove(path)
     with contextlib.ExitStack() as lock:
         if os.path.exists(path) or not _create(path, plan, wanted, lock):
             _check_same_study(path, wanted)
@@ -199,15 +200,21 @@ def folder_name(label: str) -> str:
     return re.sub(r"[^A-Za-z0-9.]+", "-", label).strip("-")
 
 
-def _make_way(path: Path, wanted: dict[str, Any]) -> None:
-    """Removes the run folder of another study in which nothing was measured. Raises InvalidInput for one that is to stay."""
+def require_room_for(plan: Plan, path: Path) -> None:
+    """Raises InvalidInput where `path` holds something else or another study, as `open_run` does; touches nothing."""
+    if os.path.exists(path):
+        _gives_way(path, identity(plan))
+
+
+def _gives_way(path: Path, wanted: dict[str, Any]) -> bool:
+    """Whether `path` is of another study in which nothing was measured. Raises InvalidInput for one that is to stay."""
     try:
         _check_same_study(path, wanted)
+        return False
     except InvalidInput:
         if not _measured_nothing(path):
             raise
-        with _locked(path):
-            _remove(path)
+        return True
 
 
 def _create(path: Path, plan: Plan, wanted: dict[str, Any], lock: contextlib.ExitStack) -> bool:

@@ -14,7 +14,7 @@ from autotune.planned import planned_stages_s
 from autotune.predicted_cost import predicted_cost
 from autotune.progress import Progress, Together
 from autotune.results import Setting, StudyResults
-from autotune.runfolder import RunFolder
+from autotune.runfolder import RunFolder, require_room_for
 from autotune.spec import StudySpec
 from autotune.tune import SharedSearches, tune
 from reports.html import write_report
@@ -34,6 +34,7 @@ def run_study(
     say: told what will be done and what a live server is up to, a line each. shared: a search that other processes share.
     """
     plan = make_plan(spec, base)
+    require_room_for(plan, path)
     if say is not None and isinstance(plan.evaluator, LiveEvaluator):
         plan.evaluator.say = say
         for line in plan_lines(plan):

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from small_study import small
 
 from autotune import runfolder
+from autotune.cli.pipeline import run_study
 from autotune.plan import Plan, make_plan
+from autotune.progress import Silent
 from autotune.results import StudyResults
 from autotune.runfolder import RunFolder, existing_run, open_run
+from autotune.spec import load_spec
 from autotune.status import Watch
 from autotune.study import Outcome
 from autotune.tune import tune
@@ -135,6 +138,16 @@ def test_a_folder_with_anything_else_in_it_never_gives_way(plan: Plan, tmp_path:
     with pytest.raises(InvalidInput, match="name another folder"), open_run(foreign, other):
         pass
     assert (foreign / "identity.json").exists()
+
+
+def test_a_live_study_is_refused_its_folder_before_it_tells_its_plan(tmp_path: Path) -> None:
+    examples = Path(__file__).parents[2] / "examples"
+    (tmp_path / "thesis.tex").touch()
+    told: list[str] = []
+    spec = load_spec(examples / "live-cpu-smoke.yaml")
+    with pytest.raises(InvalidInput, match="exists and is not a run folder"):
+        run_study(spec, tmp_path, base=examples, progress=Silent(), say=told.append)
+    assert told == []
 
 
 def test_a_folder_in_place_of_a_file_is_refused(plan: Plan, tmp_path: Path) -> None:
