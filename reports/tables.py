@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -142,7 +143,7 @@ def regimes_table(results: StudyResults) -> Table:
                         ),
                     )
                 )
-    names = ("Regime", "Setting", *(metric_head(m) for m in metrics))
+    names = ("Regime", "Setting", *(_head(results, m) for m in metrics))
     return Table(
         "regimes",
         f"Held-out traces by regime, and how much better or worse than the {roles.reference_role(results)}; "
@@ -181,7 +182,7 @@ def comparisons_table(results: StudyResults) -> Table:
     )
     names = (
         "Comparison",
-        *(metric_head(m) for m in metrics),
+        *(_head(results, m) for m in metrics),
         "Requests faster",
         "Requests slower",
     )
@@ -327,6 +328,14 @@ def _columns(results: StudyResults) -> list[str]:
     return list(
         dict.fromkeys([o.metric for o in results.objectives if o.metric in known] + [m for m in usual if m in known])
     )[:8]
+
+
+def _head(results: StudyResults, metric: str) -> str:
+    """The head of a metric's column; goodput that no limit narrows is named as the throughput that it is."""
+    study = results.provenance.get("study")
+    limits = study.get("limits") if isinstance(study, Mapping) else None
+    is_free = isinstance(limits, Mapping) and all(limit is None for limit in limits.values())
+    return metric_head(metric) + (" (throughput: no limits set)" if metric == "goodput_per_s" and is_free else "")
 
 
 def _setting_cell(held: HeldOut) -> Cell:

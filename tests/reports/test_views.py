@@ -243,6 +243,19 @@ def test_objectives_for_which_the_knobs_have_the_same_shares_are_said_to_rest_on
     assert "are the same" not in caption(mean_latency_s={"b_cap": 1.0}, p95_latency_s={"b_cap": 1.0})
 
 
+@pytest.mark.parametrize(
+    ("limits", "head"),
+    [
+        ({"latency_s": None, "ttft_s": None, "tpot_s": None}, "Goodput (throughput: no limits set)"),
+        ({"latency_s": None, "ttft_s": 2.0, "tpot_s": None}, "Goodput"),
+        ("not recorded", "Goodput"),
+    ],
+)
+def test_goodput_without_limits_is_named_as_the_throughput_that_it_is(study, limits, head):
+    known = study.model_copy(update={"provenance": {"study": {"limits": limits}}})
+    assert [name for name in tables.regimes_table(known).columns if name.startswith("Goodput")] == [head]
+
+
 def test_a_reason_that_says_that_the_trial_was_stopped_is_not_headed_by_the_same_word(study):
     reason = "stopped after 3 of 8 traces: certainly behind the best setting"
     first = next(trial for trial in study.trials if trial.state == "ok" and trial.arm == "search")
