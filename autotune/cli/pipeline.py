@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from autotune.counts import planned_settings
 from autotune.export import write_export
 from autotune.export.common import file_digest
 from autotune.heartbeat import Heartbeat
@@ -66,7 +67,7 @@ def plan_lines(plan: Plan) -> list[str]:
     found, budget_s = plan.estimate(), plan.spec.time_budget_s()
     search_s = found.search_s if budget_s is None else min(found.search_s, budget_s)
     return [
-        f"plan: {found.settings} settings on {len(plan.tuning)} tuning traces, the reference and the best again for noise and "
+        f"plan: {planned_settings(plan)} on {len(plan.tuning)} tuning traces, the reference and the best again for noise and "
         f"drift, finalists on {len(plan.held_out)} held-out traces: up to {found.replays} replays"
         + (", and the calibration's" if found.calibration_s else ""),
         f"about {found.total_s(budget_s) / 60:.0f} minutes and {found.starts_in_words}: search {search_s / 60:.0f}, "

@@ -318,12 +318,14 @@ def _summary(results: StudyResults, path: Path) -> dict[str, Any]:
 def _show(results: StudyResults, path: Path) -> None:
     from autotune import choose
     from autotune.by_load import by_load
+    from autotune.counts import measured_settings
     from autotune.export import serve_lines
 
     tag = " (simulated)" if results.origin == "simulated" else " (measured)"
     say = console.out.print
     say(f"\n[bold]Pick{tag}:[/] {escape(_describe(results.pick.to_params()))}")
-    say(f"[dim]{escape(results.choice)}[/]\n")
+    say(f"[dim]{escape(results.choice)}[/]")
+    say(f"[dim]settings: {measured_settings(results)}[/]\n")
     confidence = f"{results.comparisons[0].confidence:.0%}"
     console.table(
         f"Improvement in % on held-out traces{tag}, {confidence} intervals",

@@ -134,6 +134,15 @@ def test_the_plan_tells_the_server_starts_before_any(tmp_path: Path, server: dic
     assert ("calibrating" in second) == ("url" not in server)
 
 
+def test_the_plan_says_what_the_number_of_settings_counts() -> None:
+    plan = make_plan(load_spec(EXAMPLES / "live-cpu.yaml"), EXAMPLES)
+    counted = (
+        "12 searched + the reference + 3 static budgets = 16 settings (1 outside the space, measured beside the search)"
+    )
+    assert plan_lines(plan)[0].startswith(f"plan: {counted} on 2 tuning traces")
+    assert plan.estimate().settings == 16
+
+
 @pytest.mark.parametrize(("name", "waits"), [("live-cpu-smoke", False), ("live-cpu", True)])
 def test_the_live_examples_plan_what_their_comments_say(name: str, waits: bool) -> None:
     path = EXAMPLES / f"{name}.yaml"

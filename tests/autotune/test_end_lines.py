@@ -1,4 +1,4 @@
-"""The line that says under which loads a gain is not clear."""
+"""Lines at the end of a study: under which loads a gain is not clear, and what its number of settings counts."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ import pytest
 
 from autotune.by_load import by_load
 from autotune.cli import study as command
+from autotune.counts import measured_settings
 from autotune.results import Effect, StudyResults
 
 CLEAR = Effect(improvement_pct=21.7, low_pct=4.8, high_pct=36.2)
@@ -48,3 +49,17 @@ def test_the_line_stands_under_the_table_at_the_end_of_a_study(
 ) -> None:
     command._show(with_regimes(finished_run, {"λ=5": UNCLEAR, "λ=8": CLEAR}), finished_run)
     assert "\nby load: mean end-to-end latency +21.7 % at λ=8, not clear at λ=5\n" in capsys.readouterr().out
+
+
+def test_the_number_of_settings_says_what_it_counts(finished_run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = StudyResults.load(finished_run / "results.json")
+    command._show(results, finished_run)
+    assert "\nsettings: 8 searched + the reference + 3 static budgets = 12 settings\n" in capsys.readouterr().out
+    more = [
+        trial.model_copy(update={"arm": arm, "dimensions": {}})
+        for trial, arm in zip(results.trials[:2], ("random", "static"), strict=True)
+    ]
+    assert measured_settings(results.model_copy(update={"trials": [*results.trials, *more]})) == (
+        "8 searched + the reference + 4 static budgets + 1 at random = 14 settings "
+        "(2 outside the space, measured beside the search)"
+    )
