@@ -28,7 +28,6 @@ T = TypeVar("T")
 _BACKENDS: Final = ("simulator", "vllm")
 _TRAFFIC: Final = ("rag-bursts", "heterogeneous", "files")
 _PREFER: Final = ("mean", "p95", "balanced")
-_LIVE: Final[dict[str, Any]] = {"tuning_seeds": [0], "held_out_seeds": [100, 101]}
 _OUTPUT_TOKENS: Final = 32
 _OUTPUTS: Final = (32, 256)
 _LONG_MIN: Final = 90
@@ -106,7 +105,7 @@ def init(
         kind = ask(f"What arrives: {', '.join(_TRAFFIC)}", traffic, "--traffic", _one_of(_TRAFFIC), "rag-bursts")
         answers["workload"] = {"family": kind, **_WORKLOAD[kind](ask, given, folder, limits, proposal)}
         if where == "vllm" and kind != "files":
-            answers |= _LIVE
+            answers |= {"tuning_seeds": [0], "held_out_seeds": list(proposal.held_out_seeds)}
         answers["prefer"] = ask("What decides: mean, p95 or balanced", prefer, "--prefer", str, "mean")
         text = None if trials is None else str(trials)
         answers["trials"] = ask("Search trials", text, "--trials", _whole, proposal.trials)
@@ -120,19 +119,25 @@ def init(
     if is_new:
         notes.insert(0, f"made the folder {made}")
     if json_output:
-        console.print_json({"file": str(output), "next": command, "notes": notes})
+        console.print_json({"file": str(output), "next": command, "notes": notes, "assumed": ask.assumed})
     elif not quiet:
         console.out.print(f"wrote {escape(str(output))}")
         for note in notes:
             console.out.print(escape(note))
         console.out.print(f"next: [bold]{escape(command)}[/]")
+        if ask.assumed:
+            console.err.print(escape(f"assumed, since nobody was asked: {_flags_in_words(ask.assumed)}"))
 
 
 class _Asker:
-    """Asks a question on the terminal, unless a flag answered it or nobody is there."""
+    """Asks a question on the terminal, unless a flag answered it or nobody is there.
+
+    assumed: the flags of questions that nobody was asked, with the answers that were taken.
+    """
 
     def __init__(self, *, interactive: bool) -> None:
         self._interactive = interactive
+        self.assumed: dict[str, str] = {}
 
     def __call__(
         self, question: str, given: str | None, flag: str, parse: Callable[[str], T], default: str | None = None
@@ -150,11 +155,19 @@ class _Asker:
                 console.err.print(escape(str(error)))
         if default is None:
             raise InvalidInput(f"{question}? Nobody can be asked here: give {flag}")
+        self.assumed[flag] = default
         return parse(default)
 
     def optional(self, question: str, given: str | None, flag: str) -> str | None:
         """A text; an empty answer, and nobody there, is None."""
         return self(question, given, flag, str, default="") or None
+
+
+def _flags_in_words(answers: dict[str, str]) -> str:
+    """Flags as they would be given, then those that were left out."""
+    given = shlex.join(word for flag, answer in answers.items() if answer for word in (flag, answer))
+    left_out = " or ".join(flag for flag, answer in answers.items() if not answer)
+    return f"{given}; no {left_out}" if left_out else given
 
 
 def _server(

@@ -1,4 +1,4 @@
-"""What `ppas init` proposes for a live study: what one GPU serves, or what vLLM's CPU build serves in half an hour."""
+"""What `ppas init` proposes for a live study: what one GPU serves, or what vLLM's CPU build serves in 40 minutes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TOKENIZER: Final = ("tokenizer*", "*.model", "vocab*")
 class Proposal:
     """Defaults of the questions. workload: keys of rag-bursts that are not asked for. server: of the server block.
 
-    why: what is to be known of them, for the study file.
+    held_out_seeds: of a live study's traces. why: what is to be known of them, for the study file.
     """
 
     rates: str
@@ -30,6 +30,7 @@ class Proposal:
     prompts: tuple[int, ...] = (512, 4096, 16384)
     workload: dict[str, Any] = field(default_factory=dict)
     server: dict[str, Any] = field(default_factory=dict)
+    held_out_seeds: tuple[int, ...] = (100, 101)
     why: tuple[str, ...] = ()
 
 
@@ -43,6 +44,7 @@ CPU: Final = Proposal(
     prompts=(128, 512, 1000),
     workload={"phase_s": 5.0},
     server={"max_send_lag_ms": 50.0},
+    held_out_seeds=(100, 101, 102, 103),  # a CPU is noisy: on two traces of each load hardly anything can be concluded
     why=(
         "No GPU: vLLM's CPU build is installed here. That is why prompts are short, trials few and max_send_lag_ms is 50.",
         "--kv-cache-memory-bytes is there since vLLM takes 92 % of the memory otherwise, and does not start where less is free.",

@@ -43,7 +43,12 @@ def trace(name: str) -> str:
 
 def test_without_a_terminal_the_defaults_make_a_study_that_starts() -> None:
     code, output = init("mine.yaml")
-    assert (code, output) == (0, "wrote mine.yaml\nnext: ppas tune mine.yaml\n")
+    assert (code, output) == (
+        0,
+        "wrote mine.yaml\nnext: ppas tune mine.yaml\n"
+        "assumed, since nobody was asked: --name mine --backend simulator --profile rtx5090-qwen2.5-3b --space ppas "
+        "--traffic rag-bursts --rates 0.4,0.8,1.2 --prompt-tokens 25000 --output-tokens 32 --prefer mean --trials 100\n",
+    )
     spec = load_spec(Path("mine.yaml"))
     assert (spec.name, spec.backend, spec.space, spec.prefer) == ("mine", "simulator", "ppas", "mean")
     assert make_plan(spec).tuning
@@ -253,7 +258,17 @@ def test_without_a_gpu_a_study_is_proposed_that_starts_there_and_says_why(
     assert found["server"].get("max_send_lag_ms") == (50 if is_cpu else None)
     assert found["workload"]["prompt_tokens"] == 900 - 32
     minutes = make_plan(load_spec(Path("a.yaml"))).estimate().total_s() / 60
-    assert (minutes < 30) == is_cpu
+    assert (minutes < 40) == is_cpu
+    assert found["held_out_seeds"] == ([100, 101, 102, 103] if is_cpu else [100, 101])
+
+
+def test_of_flags_that_were_given_nothing_is_assumed_and_stdout_holds_no_assumption() -> None:
+    found = CliRunner().invoke(app, ["init", "a.yaml", *VLLM, "--yes", "--rates", "1,2", "--trials", "7"])
+    assert "assumed" not in found.stdout
+    told = found.stderr
+    assert told.startswith("assumed, since nobody was asked: --name a --space ppas "), told
+    assert told.endswith("; no --url or --server-flags\n"), told
+    assert not any(flag in told for flag in ("--backend", "--model", "--rates", "--trials"))
 
 
 def test_what_flags_say_is_not_proposed_otherwise() -> None:
@@ -283,6 +298,7 @@ def test_json_tells_the_file_and_the_next_command_and_quiet_tells_nothing() -> N
     found = json.loads(output)
     assert (code, found["file"], found["next"]) == (0, "a.yaml", "ppas tune a.yaml")
     assert "minutes" in found["notes"][0], "what a live study will take"
+    assert found["assumed"]["--space"] == "ppas"
     assert init("b.yaml", "--quiet") == (0, "")
 
 
