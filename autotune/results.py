@@ -11,7 +11,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from autotune.aggregate import is_measurable, is_within_error
 from autotune.records import Origin
@@ -52,6 +52,15 @@ class Setting(_Model):
 
     label: str
     params: dict[str, Any]
+
+    @field_validator("params")
+    @classmethod
+    def _params_are_settings(cls, value: dict[str, Any]) -> dict[str, Any]:
+        try:
+            PolicyParams.from_dict(value)
+        except InvalidInput as error:
+            raise ValueError(str(error)) from None
+        return value
 
     @classmethod
     def of(cls, params: PolicyParams) -> Setting:
@@ -131,6 +140,13 @@ class HeldOutRequests(_Model):
     tpot_s: list[float | None]
     prompt_tokens: list[int]
     output_tokens: list[int]
+
+    @model_validator(mode="after")
+    def _rows_are_whole(self) -> HeldOutRequests:
+        lengths = {name: len(getattr(self, name)) for name in type(self).model_fields}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"its columns have different lengths: {lengths}")
+        return self
 
 
 class HeldOut(_Model):

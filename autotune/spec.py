@@ -230,7 +230,7 @@ class StudySpec(Model):
         default=True,
         description="Live only: end the search once no gain above the noise is to be expected of another trial.",
     )
-    confidence: Annotated[Float, Field(ge=0.5, lt=1)] = Field(
+    confidence: Annotated[Float, Field(ge=0.5, le=0.9999)] = Field(
         default=0.95, description="Confidence of the bootstrap intervals."
     )
     tie_pct: Annotated[Float, Field(ge=0, le=50)] = Field(

@@ -326,7 +326,7 @@ def _show(results: StudyResults, path: Path) -> None:
     say(f"\n[bold]Pick{tag}:[/] {escape(_describe(results.pick.to_params()))}")
     say(f"[dim]{escape(results.choice)}[/]")
     say(f"[dim]settings: {measured_settings(results)}[/]\n")
-    confidence = f"{results.comparisons[0].confidence:.0%}"
+    confidence = f"{100 * results.comparisons[0].confidence:g}%"
     console.table(
         f"Improvement in % on held-out traces{tag}, {confidence} intervals",
         ["", *(console.short(objective.label) for objective in results.objectives), "faster end to end", "verdict"],

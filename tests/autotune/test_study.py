@@ -100,6 +100,33 @@ def test_the_run_folder_keeps_every_request_of_every_trial(finished: tuple[Study
     assert StudyResults.load(path / "results.json") == results
 
 
+@pytest.mark.parametrize(
+    ("place", "value", "words"),
+    [
+        (("held_out", 0, "requests", "regime"), ["one"], "columns have different lengths"),
+        (("trials", 1, "setting", "params", "scope"), {"a": 1}, "scope"),
+        (("exported", "params", "b_max"), "many", "b_max"),
+    ],
+)
+def test_results_that_hold_no_settings_or_uneven_columns_are_refused(
+    finished: tuple[StudyResults, Path], tmp_path: Path, place: tuple[str | int, ...], value: object, words: str
+) -> None:
+    data = json.loads((finished[1] / "results.json").read_text())
+    part = data
+    for key in place[:-1]:
+        part = part[key]
+    part[place[-1]] = value
+    (tmp_path / "results.json").write_text(json.dumps(data))
+    with pytest.raises(InvalidInput, match=words):
+        StudyResults.load(tmp_path / "results.json")
+
+
+def test_a_confidence_that_no_interval_can_have_is_refused() -> None:
+    assert small(confidence=0.9999).confidence == 0.9999
+    with pytest.raises(InvalidInput, match=r"confidence.*0\.9999"):
+        small(confidence=0.9999999999999999)
+
+
 def test_the_same_seed_gives_the_same_study(finished: tuple[StudyResults, Path], tmp_path: Path) -> None:
     again = tune(make_plan(small(random_arm=True)), tmp_path / "again")
     timing = {"trials": {"__all__": {"duration_s"}}, "created_at": True, "provenance": True}
