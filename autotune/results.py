@@ -11,7 +11,7 @@ import math
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from autotune.aggregate import is_measurable, is_within_error
 from autotune.records import Origin
@@ -52,15 +52,6 @@ class Setting(_Model):
 
     label: str
     params: dict[str, Any]
-
-    @field_validator("params")
-    @classmethod
-    def _params_are_settings(cls, value: dict[str, Any]) -> dict[str, Any]:
-        try:
-            PolicyParams.from_dict(value)
-        except InvalidInput as error:
-            raise ValueError(str(error)) from None
-        return value
 
     @classmethod
     def of(cls, params: PolicyParams) -> Setting:
@@ -474,6 +465,12 @@ class StudyResults(_Model):
             raise InvalidInput(
                 f"{path}: {place}: {first['msg']}; this release reads results version {VERSION}"
             ) from None
+        settings = [found.exported, found.best_static, *(one.setting for one in (*found.trials, *found.held_out))]
+        try:
+            for setting in settings:
+                setting.to_params()
+        except InvalidInput as error:
+            raise InvalidInput(f"{path}: {setting.label}: {error}") from None
         for name in ("reference_trial", "pick_trial"):
             if not 0 <= getattr(found, name) < len(found.trials):
                 raise InvalidInput(
