@@ -465,7 +465,8 @@ class StudyResults(_Model):
             raise InvalidInput(
                 f"{path}: {place}: {first['msg']}; this release reads results version {VERSION}"
             ) from None
-        settings = [found.exported, found.best_static, *(one.setting for one in (*found.trials, *found.held_out))]
+        settings = [found.exported, found.best_static, *(trial.setting for trial in found.trials)]
+        settings += [one.setting for one in found.held_out]
         try:
             for setting in settings:
                 setting.to_params()
