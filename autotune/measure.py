@@ -21,7 +21,7 @@ from autotune.progress import Progress
 from autotune.race import Race
 from autotune.records import Origin, Replay
 from autotune.results import DriftPoint, NoiseInfo
-from autotune.runfolder import RunFolder
+from autotune.runfolder import RunFolder, folder_name
 from autotune.study import Outcome, SearchTrial
 from autotune.study_noise import StudyNoise
 from ppas_core.errors import NoResult, PpasError
@@ -129,7 +129,7 @@ class Measurement:
 
     def _reference(self, *, anew: bool = False) -> Outcome:
         folder, reference = "references/reference", self.plan.reference
-        found = None if anew else self._kept(folder, reference)
+        found = None if anew else self._kept_reference(folder)
         if found is None or found.reason is not None:
             self.progress.begin("Measuring the reference", 1)
             found = self._measure(folder, reference, None)
@@ -149,6 +149,17 @@ class Measurement:
         whole = found.objectives.keys() == wanted and all(mean > 0 for mean in means)
         whole = whole and all(wanted <= known for known in names)  # earlier releases kept nothing by trace
         return found if whole else None
+
+    def _kept_reference(self, folder: str) -> Outcome | None:
+        """What an earlier process measured; also from the trial that is a copy of it, where it is damaged itself."""
+        reference = self.plan.reference
+        for kept in (folder, "trials/0", f"references/{folder_name(reference.label())}"):
+            found = self._kept(kept, reference)
+            if found is not None and found.reason is None:
+                if kept != folder:
+                    self.run.copy_trial(kept, folder)
+                return found
+        return None
 
     def _without_reference(self, reason: object) -> NoResult:
         return NoResult(f"the reference {self.plan.reference.label()} cannot be measured: {reason}")
