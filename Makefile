@@ -20,7 +20,7 @@ check: ## Every check, without installing anything
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(MAKE) audit
-	$(BIN)/pytest -m "not live" -n 3 --dist loadfile --no-loadscope-reorder # in order: long files of few tests come early
+	$(BIN)/pytest -m "not live" -n 4 --dist loadfile --no-loadscope-reorder # in order: long files of few tests come early
 	$(BIN)/pytest -m live # each starts a real vLLM, which fills the machine: one after the other
 
 audit: ## Licences of everything that the tuner installs, and known vulnerabilities where their service is reachable
