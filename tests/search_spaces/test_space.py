@@ -262,7 +262,7 @@ B = {"low": 2048, "high": 16384}
 @pytest.mark.parametrize(
     ("form", "message"),
     [
-        ({"b_mx": 4096}, r"unknown key 'b_mx'; did you mean 'b_max'\? allowed: about, b_max, b_cap"),
+        ({"b_mx": 4096}, r"unknown key 'b_mx'; did you mean 'b_max'\?"),
         ({"b_max": {**B, "hgh": 5}}, r"unknown key 'hgh' in b_max; did you mean 'high'\?"),
         ({"b_cap": 512}, "key 'b_max' is missing"),
         ({"b_max": {"low": 4096, "high": 2048}}, "b_max: low is 4096, above high, which is 2048; swap"),
