@@ -40,7 +40,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[StudyResults, Pa
     """The example study, finished: twelve settings, finalists, cold check."""
     path = tmp_path_factory.mktemp("live") / "run"
     spec = load_spec(EXAMPLE)
-    spec = spec.model_copy(update={"trials": 8, "calibration": "15s"})
+    spec = spec.model_copy(update={"trials": 8, "calibration": "12s", "held_out_seeds": (10,)})
     return tune(make_plan(spec, EXAMPLE.parent), path), path
 
 
