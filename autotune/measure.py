@@ -130,7 +130,7 @@ class Measurement:
     def _reference(self, *, anew: bool = False) -> Outcome:
         folder, reference = "references/reference", self.plan.reference
         found = None if anew else self._kept_reference(folder)
-        if found is None or found.reason is not None:
+        if found is None:
             self.progress.begin("Measuring the reference", 1)
             found = self._measure(folder, reference, None)
             self.progress.end()
